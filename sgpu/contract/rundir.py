@@ -1,0 +1,125 @@
+"""Every path of a run. The one file that knows these names.
+
+$SGPU_HOME/runs/<id>/
+    spec.json             what was asked for; written once
+    payload.pkl           the function and its arguments
+    code/                 the user's local modules as they were at the call
+    status.json           where it stands; replaced atomically by the agent
+    events.jsonl          what happened, one JSON object a line; appended by agent and workers
+    cancel                exists when somebody asked for an end
+    agent.json agent.log  the supervisor's process and its own log
+    heartbeat.page        one slot a rank (see heartbeat.py), shared memory of agent and workers
+    attempts/<generation>/rank<k>/{log, outcome}
+    metrics/              rank<k>.jsonl spools, forwarder.json (how far MLflow has them), mlflow.json (which run)
+    checkpoints/          unless the user named a place
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunDir:
+    root: pathlib.Path
+
+    @property
+    def id(self) -> str:
+        return self.root.name
+
+    def create(self) -> None:
+        self.root.mkdir(parents=True, mode=0o700)
+        for folder in (self.attempts, self.metrics, self.code):
+            folder.mkdir(mode=0o700)
+
+    @property
+    def spec(self) -> pathlib.Path:
+        return self.root / "spec.json"
+
+    @property
+    def payload(self) -> pathlib.Path:
+        return self.root / "payload.pkl"
+
+    @property
+    def code(self) -> pathlib.Path:
+        return self.root / "code"
+
+    @property
+    def status(self) -> pathlib.Path:
+        return self.root / "status.json"
+
+    @property
+    def events(self) -> pathlib.Path:
+        return self.root / "events.jsonl"
+
+    @property
+    def cancel(self) -> pathlib.Path:
+        return self.root / "cancel"
+
+    @property
+    def agent(self) -> pathlib.Path:
+        return self.root / "agent.json"
+
+    @property
+    def agent_log(self) -> pathlib.Path:
+        return self.root / "agent.log"
+
+    @property
+    def heartbeat(self) -> pathlib.Path:
+        return self.root / "heartbeat.page"
+
+    @property
+    def attempts(self) -> pathlib.Path:
+        return self.root / "attempts"
+
+    def attempt(self, generation: int, rank: int) -> pathlib.Path:
+        return self.attempts / str(generation) / f"rank{rank}"
+
+    def log(self, generation: int, rank: int) -> pathlib.Path:
+        return self.attempt(generation, rank) / "log"
+
+    def outcome(self, generation: int, rank: int) -> pathlib.Path:
+        return self.attempt(generation, rank) / "outcome"
+
+    def generations(self) -> list[int]:
+        """The generations that have a folder, in order."""
+        if not self.attempts.exists():
+            return []
+        return sorted(int(name) for name in os.listdir(self.attempts) if name.isdecimal())
+
+    @property
+    def metrics(self) -> pathlib.Path:
+        return self.root / "metrics"
+
+    def spool(self, rank: int) -> pathlib.Path:
+        return self.metrics / f"rank{rank}.jsonl"
+
+    @property
+    def forwarder(self) -> pathlib.Path:
+        return self.metrics / "forwarder.json"
+
+    @property
+    def forwarder_log(self) -> pathlib.Path:
+        return self.metrics / "forwarder.log"
+
+    @property
+    def mlflow(self) -> pathlib.Path:
+        return self.metrics / "mlflow.json"
+
+    @property
+    def checkpoints(self) -> pathlib.Path:
+        return self.root / "checkpoints"
+
+
+def runs_folder(home: pathlib.Path) -> pathlib.Path:
+    return home / "runs"
+
+
+def all_runs(home: pathlib.Path) -> list[RunDir]:
+    """Every run folder, newest first (an id starts with its time)."""
+    folder = runs_folder(home)
+    if not folder.exists():
+        return []
+    return [RunDir(folder / name) for name in sorted(os.listdir(folder), reverse=True) if not name.startswith(".")]

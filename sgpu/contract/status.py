@@ -1,0 +1,51 @@
+"""Where a run stands. The agent alone writes it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from sgpu.contract import atomic
+from sgpu.contract.rundir import RunDir
+
+State = Literal["STARTING", "RUNNING", "RESTARTING", "SUCCEEDED", "FAILED", "CANCELLED", "PREEMPTED", "LOST"]
+FINAL_STATES: frozenset[str] = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "PREEMPTED", "LOST"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """A run's state at one moment.
+
+    Attributes:
+        updated: seconds since 1970.
+        generation: 0 for the first start, one more for each restart.
+        step: optimizer steps completed by the slowest rank.
+        total_steps: None while unknown.
+        failure: {"kind", "rank", "step", "message", "traceback"} of the root cause, once there is one.
+    """
+
+    state: State
+    updated: float
+    started: float | None = None
+    ended: float | None = None
+    generation: int = 0
+    restarts: int = 0
+    step: int = 0
+    epoch: int = 0
+    total_steps: int | None = None
+    failure: dict[str, Any] | None = None
+
+    @property
+    def final(self) -> bool:
+        return self.state in FINAL_STATES
+
+    def write(self, run: RunDir) -> None:
+        atomic.write_json(run.status, asdict(self), durable=self.final)
+
+
+def read_status(run: RunDir) -> Status | None:
+    value = atomic.read_json(run.status)
+    if value is None:
+        return None
+    known = {f.name for f in fields(Status)}
+    return Status(**{key: item for key, item in value.items() if key in known})

@@ -1,0 +1,142 @@
+"""The only reader of the environment. An explicit argument beats it; it beats the default.
+
+| variable | meaning | default |
+|---|---|---|
+| SGPU_HOME | runs, cache, MLflow store | ~/.sgpu |
+| SGPU_MIN_FREE_DISK_BYTES | the cache leaves so much of its disk free (SGC_FSLAYER_MIN_FREE_DISK_BYTES is honoured too) | 10 % |
+| SGPU_MAX_PAYLOAD_BYTES | a function that captures more is refused, by the variable's name | 268435456 |
+| SGPU_ON_KERNEL_EXIT | leave or stop: what a run does when the process that called it dies | leave |
+| SGPU_FAILPOINT | faults to inject, `name[@rank][#nth]=action` | none |
+| SGPU_FAILPOINT_LOG | a file where each fault that fired leaves a line | none |
+| MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME | where metrics go | sqlite in SGPU_HOME, "sgpu" |
+| RANK, LOCAL_RANK, WORLD_SIZE, ... | what torchrun sets; the agent sets the same | one process |
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from sgpu.contract.errors import InputError
+
+NAMES: tuple[str, ...] = (
+    "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
+    "SGPU_ON_KERNEL_EXIT", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_STORE",
+    "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+)  # fmt: skip
+
+
+def _whole_number(name: str, default: int | None, least: int = 0) -> int | None:
+    text = os.environ.get(name)
+    if text is None or text == "":
+        return default
+    try:
+        value = int(text)
+    except ValueError:
+        raise InputError(f"environment variable {name} must be a whole number; found {text!r}") from None
+    if value < least:
+        raise InputError(f"environment variable {name} must be at least {least}; found {value}")
+    return value
+
+
+def home() -> pathlib.Path:
+    return pathlib.Path(os.environ.get("SGPU_HOME") or pathlib.Path.home() / ".sgpu").expanduser().absolute()
+
+
+def min_free_disk_bytes() -> int | None:
+    """None means: a tenth of the disk."""
+    ours = _whole_number("SGPU_MIN_FREE_DISK_BYTES", None)
+    return ours if ours is not None else _whole_number("SGC_FSLAYER_MIN_FREE_DISK_BYTES", None)
+
+
+def max_payload_bytes() -> int:
+    return cast(int, _whole_number("SGPU_MAX_PAYLOAD_BYTES", 256 * 2**20, least=1))
+
+
+def on_kernel_exit() -> Literal["leave", "stop"]:
+    value = os.environ.get("SGPU_ON_KERNEL_EXIT") or "leave"
+    if value not in ("leave", "stop"):
+        raise InputError(f'environment variable SGPU_ON_KERNEL_EXIT must be "leave" or "stop"; found {value!r}')
+    return cast(Literal["leave", "stop"], value)
+
+
+def failpoints() -> str:
+    return os.environ.get("SGPU_FAILPOINT", "")
+
+
+def failpoint_log() -> pathlib.Path | None:
+    text = os.environ.get("SGPU_FAILPOINT_LOG")
+    return pathlib.Path(text) if text else None
+
+
+def tracking_uri() -> str | None:
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def experiment_name() -> str:
+    return os.environ.get("MLFLOW_EXPERIMENT_NAME") or "sgpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerEnvironment:
+    """Who this process is, as its launcher said (torchrun's names)."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    local_world_size: int
+    node_rank: int
+
+
+def worker_environment() -> WorkerEnvironment | None:
+    """None where no launcher set anything."""
+    rank, world = _whole_number("RANK", None), _whole_number("WORLD_SIZE", None, least=1)
+    if rank is None or world is None:
+        return None
+    if rank >= world:
+        raise InputError(f"RANK is {rank} but WORLD_SIZE is {world}; ranks count from 0")
+    return WorkerEnvironment(
+        rank=rank,
+        world_size=world,
+        local_rank=cast(int, _whole_number("LOCAL_RANK", rank)),
+        local_world_size=cast(int, _whole_number("LOCAL_WORLD_SIZE", world, least=1)),
+        node_rank=cast(int, _whole_number("GROUP_RANK", 0)),
+    )
+
+
+def run_dir() -> pathlib.Path | None:
+    """The folder of the run that this process belongs to; set by the agent."""
+    text = os.environ.get("SGPU_RUN_DIR")
+    return pathlib.Path(text) if text else None
+
+
+def generation() -> int:
+    return cast(int, _whole_number("SGPU_GENERATION", 0))
+
+
+def store_address() -> tuple[str, int] | None:
+    """Host and port of the supervisor's store; set by the agent."""
+    text = os.environ.get("SGPU_STORE")
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def master_address() -> tuple[str, int] | None:
+    host, port = os.environ.get("MASTER_ADDR"), _whole_number("MASTER_PORT", None)
+    return (host, port) if host and port else None
+
+
+def inherited() -> dict[str, str]:
+    """The whole environment, for a child process."""
+    return dict(os.environ)
+
+
+def adopt(values: Mapping[str, str]) -> None:
+    """Takes over an environment that the agent wrote for this worker (a forked worker inherits its zygote's)."""
+    os.environ.update(values)

@@ -1,0 +1,1 @@
+"""Where a run is shown: feed (run folder to plain Snapshot), text, widget."""

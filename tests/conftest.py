@@ -1,0 +1,47 @@
+"""Every test gets a home of its own, and must leave no process behind."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """SGPU_HOME for this test alone; nothing of the machine's own settings leaks in."""
+    for name in list(os.environ):
+        if name.startswith(("SGPU_", "SGC_", "MLFLOW_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+            monkeypatch.delenv(name)
+    folder = tmp_path / "home"
+    monkeypatch.setenv("SGPU_HOME", str(folder))
+    monkeypatch.setenv("SGPU_ON_KERNEL_EXIT", "stop")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    return folder
+
+
+def _family() -> dict[int, psutil.Process]:
+    return {child.pid: child for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.fixture(autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Fails a test that leaves a child of its own running, and ends that child."""
+    before = _family()
+    yield
+    left = [child for pid, child in _family().items() if pid not in before]
+    _, alive = psutil.wait_procs(left, timeout=5)
+    told = []
+    for child in alive:
+        try:
+            command = " ".join(child.cmdline())
+            if "resource_tracker" in command:
+                continue  # multiprocessing's own; one a session
+            told.append(f"{child.pid} {command[:200]}")
+            child.kill()
+        except psutil.NoSuchProcess:
+            continue
+    assert not told, f"processes left behind: {told}"
