@@ -1,0 +1,126 @@
+"""The live view of a run as a widget. Its JavaScript lies beside it and asks nobody for anything."""
+
+from __future__ import annotations
+
+import pathlib
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import anywidget
+
+from sgpu.contract.clock import Clock, SystemClock
+from sgpu.contract.errors import SgpuError
+from sgpu.contract.rundir import RunDir
+from sgpu.widgets import html
+from sgpu.widgets.feed import Feed
+from sgpu.widgets.follow import Follower
+from sgpu.widgets.messages import Messages
+from sgpu.widgets.snapshot import Snapshot
+from sgpu.widgets.words import whole
+
+_STATIC = pathlib.Path(__file__).parent / "static"
+_FULL_SECONDS = 1.0  # how often everything is told, as long as no browser has answered
+
+
+class RunView(anywidget.AnyWidget):
+    """Shows one run, live, until it is final; stays usable afterwards as long as the kernel lives.
+
+    The browser answers with `hello` when it is up or has missed a message. It cannot answer while a cell keeps the
+    kernel busy, on front ends that talk to the main thread only: until it has, every message tells everything.
+
+    Args:
+        run_dir: the folder of a run that was started.
+        on_stop: called in some thread when the user has asked, and confirmed, that the run be stopped; None: no button.
+
+    Raises:
+        SgpuError: there is no run in that folder.
+    """
+
+    _esm = (_STATIC / "run_view.js").read_text(encoding="utf-8")
+    _css = (_STATIC / "run_view.css").read_text(encoding="utf-8")
+
+    def __init__(
+        self, run_dir: RunDir, *, on_stop: Callable[[], None] | None = None, clock: Clock | None = None
+    ) -> None:
+        self.feed = Feed(run_dir, clock=clock)
+        super().__init__()
+        self._on_stop = on_stop
+        self._clock = clock or SystemClock()
+        self._messages = Messages()
+        self._lock = threading.RLock()  # messages come and go in different threads
+        self._snapshot = self.feed.snapshot()
+        self._heard = False
+        self._last_full: float | None = None
+        self._view_facts = {"stoppable": on_stop is not None, "stopping": False, "notice": ""}
+        self._follower: Follower | None = None
+        self.on_msg(self._take)
+
+    def push(self, snapshot: Snapshot) -> None:
+        """Sends what is new in `snapshot`."""
+        with self._lock:
+            self._snapshot = snapshot
+            now = self._clock.monotonic()
+            if self._heard:
+                self._tell(full=False)
+            elif self._last_full is None or snapshot.final or now - self._last_full >= _FULL_SECONDS:
+                self._last_full = now
+                self._tell(full=True)
+
+    def live_bundle(self) -> dict[str, Any]:
+        """The display of the widget, with text for front ends that have none."""
+        found = super()._repr_mimebundle_()
+        data = found[0] if isinstance(found, tuple) else found
+        return {**(data or {}), **html.bundle(self._snapshot, charts=False)}
+
+    def _repr_mimebundle_(self, **_options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Displayed by itself, the widget follows the run on its own and is not replaced at the end."""
+        if self._follower is None:
+            self._follower = Follower(self._follow)
+            self._follower.start()
+        return self.live_bundle(), {}
+
+    def close(self) -> None:
+        if self._follower is not None:
+            self._follower.stop()
+        super().close()
+
+    def _follow(self) -> bool:
+        snapshot = self.feed.snapshot()
+        self.push(snapshot)
+        return snapshot.final
+
+    def _tell(self, *, full: bool) -> None:
+        message = self._messages.message(self._snapshot, full=full, view=self._view_facts)
+        if message is not None:
+            self.send(message)
+
+    def _take(self, _widget: object, content: Any, _buffers: object) -> None:
+        """A message from the browser; whatever it is, it is data."""
+        kind = content.get("kind") if isinstance(content, dict) else None
+        with self._lock:
+            if kind == "hello":
+                self._heard = True
+                self._tell(full=True)
+            elif kind == "watch":
+                self._watch(content)
+            elif kind == "stop" and self._on_stop is not None and not self._snapshot.final:
+                self._stop(self._on_stop)
+
+    def _watch(self, content: dict[str, Any]) -> None:
+        ranks = range(self._snapshot.world_size)
+        chart, log = whole(content.get("chart_rank")), whole(content.get("log_rank"))
+        if chart is not None and chart in ranks:
+            self._messages.chart_rank = chart
+        if log in ranks:
+            self._messages.log_rank = log
+        self._tell(full=True)
+
+    def _stop(self, on_stop: Callable[[], None]) -> None:
+        self._view_facts = {**self._view_facts, "stopping": True, "notice": ""}
+        self._tell(full=False)
+        try:
+            on_stop()
+        except (SgpuError, OSError) as error:
+            self._view_facts = {**self._view_facts, "stopping": False, "notice": f"could not be stopped: {error}"}
+            self._tell(full=False)

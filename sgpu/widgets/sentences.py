@@ -1,0 +1,149 @@
+"""Each kind of event in plain words. A record comes from a file: any fact may be missing or of another type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sgpu.widgets.snapshot import Level
+from sgpu.widgets.words import count, plain, plural, seconds, whole
+
+Record = Mapping[str, Any]
+
+
+def sentence(record: Record) -> str:
+    """The event in words; one of an unknown kind is named with its facts."""
+    tell = _TELL.get(str(record.get("kind")))
+    if tell is not None:
+        return tell(record)
+    facts = ", ".join(f"{key} {value}" for key, value in record.items() if key not in ("time", "kind", "generation"))
+    return plain(f"{record.get('kind')}: {facts}" if facts else record.get("kind"))
+
+
+def level(record: Record) -> Level:
+    """How much it matters: "detail" is left out where space is short."""
+    kind = str(record.get("kind"))
+    if kind == "run_ended":
+        return {"SUCCEEDED": "good", "FAILED": "error", "LOST": "error"}.get(str(record.get("state")), "warning")  # type: ignore[return-value]
+    if kind == "generation_started":
+        return "warning" if record.get("cause") else "detail"
+    return _LEVELS.get(kind, "info")
+
+
+_LEVELS: dict[str, Level] = {
+    "checkpoint_started": "detail",
+    "checkpoint_committed": "good",
+    "checkpoint_failed": "error",
+    "checkpoint_removed": "detail",
+    "failure": "error",
+    "restarting": "warning",
+    "resumed": "good",
+    "preempted": "warning",
+    "metrics_lost": "warning",
+    "warning": "warning",
+}
+
+
+def _run_started(record: Record) -> str:
+    return f"started with {plural(record.get('world_size'), 'worker')}"
+
+
+def _generation_started(record: Record) -> str:
+    cause = plain(record.get("cause"))
+    if not cause:
+        return "workers are starting"
+    return f"workers are starting again (restart {count(record.get('generation'))}): {cause}"
+
+
+def _first_step(record: Record) -> str:
+    return f"step {count(record.get('step'))} done, {seconds(record.get('seconds'))} after the workers' start"
+
+
+def _restored(record: Record) -> str:
+    where = " from memory" if record.get("source") == "memory" else ""
+    return f"restored step {count(record.get('step'))} in {seconds(record.get('seconds'))}{where}"
+
+
+def _checkpoint_committed(record: Record) -> str:
+    blocked, save = seconds(record.get("blocked_seconds")), seconds(record.get("save_seconds"))
+    return f"checkpoint at step {count(record.get('step'))} ({blocked} blocked, {save} to save)"
+
+
+def _checkpoint_failed(record: Record) -> str:
+    return f"checkpoint of step {count(record.get('step'))} failed: {plain(record.get('message')) or 'no reason given'}"
+
+
+def _failure(record: Record) -> str:
+    cause, message = plain(record.get("cause")), plain(record.get("message"))
+    who = "a worker" if whole(record.get("rank")) is None else f"rank {record['rank']}"
+    where = "" if whole(record.get("step")) is None else f" after step {count(record['step'])}"
+    if cause.startswith(("exit", "signal")):
+        return f"{who} lost ({cause}){where}"
+    did = {"exception": "raised an error", "hang": "stopped making steps"}.get(
+        cause, f"failed ({cause or 'unknown cause'})"
+    )
+    return f"{who} {did}{where}" + (f": {message}" if message else "")
+
+
+def _restarting(record: Record) -> str:
+    step = whole(record.get("from_step"))
+    origin = f"from step {count(step)}" if step else "from the beginning"
+    attempt = f" (attempt {count(record['attempt'])})" if whole(record.get("attempt")) is not None else ""
+    backoff = record.get("backoff_seconds")
+    return f"restarting {origin}{attempt}" + (f" after a wait of {seconds(backoff)}" if backoff else "")
+
+
+def _resumed(record: Record) -> str:
+    step = whole(record.get("from_step"))
+    origin = f"from step {count(step)}" if step else "from the beginning"
+    again = whole(record.get("recomputed_steps"))
+    rest = f"; {plural(again, 'step')} done again" if again else "; no step done again" if again == 0 else ""
+    return f"restarted {origin} in {seconds(record.get('seconds'))}{rest}"
+
+
+def _preempted(record: Record) -> str:
+    told = whole(record.get("signal"))
+    return f"asked to stop{'' if told is None else f' (signal {told})'}: saves a checkpoint, then ends"
+
+
+def _metrics_lost(record: Record) -> str:
+    number, cause = record.get("count"), plain(record.get("cause")) or "no cause given"
+    return f"{plural(number, 'metric value')} {'was' if number == 1 else 'were'} lost: {cause}"
+
+
+def _warning(record: Record) -> str:
+    where = "" if whole(record.get("rank")) is None else f"rank {record['rank']}: "
+    return where + (plain(record.get("message")) or "a warning without words")
+
+
+def _run_ended(record: Record) -> str:
+    state = str(record.get("state"))
+    words = {
+        "SUCCEEDED": "the run finished",
+        "FAILED": "the run failed",
+        "CANCELLED": "the run was cancelled",
+        "PREEMPTED": "the run was preempted",
+        "LOST": "the run's supervisor vanished",
+    }.get(state, f"the run ended as {plain(state)}")
+    message = plain(record.get("message"))
+    return f"{words}: {message}" if message else words
+
+
+_TELL: dict[str, Callable[[Record], str]] = {
+    "run_started": _run_started,
+    "generation_started": _generation_started,
+    "first_step": _first_step,
+    "restored": _restored,
+    "checkpoint_started": lambda record: f"checkpoint of step {count(record.get('step'))} begun",
+    "checkpoint_committed": _checkpoint_committed,
+    "checkpoint_failed": _checkpoint_failed,
+    "checkpoint_removed": lambda record: f"checkpoint of step {count(record.get('step'))} removed",
+    "failure": _failure,
+    "restarting": _restarting,
+    "resumed": _resumed,
+    "epoch_ended": lambda record: f"epoch {count(record.get('epoch'))} ended",
+    "preempted": _preempted,
+    "metrics_lost": _metrics_lost,
+    "warning": _warning,
+    "run_ended": _run_ended,
+}

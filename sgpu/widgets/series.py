@@ -1,0 +1,180 @@
+"""Metrics of a run as thinned series, read from the spools as they grow.
+
+A series keeps at most MAX_POINTS points however long the run is. Buckets are of equal width in steps, so a long run
+is equally fine everywhere, and thinning again what was thinned before loses no lowest or highest value.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections import deque
+
+from sgpu.contract import records
+from sgpu.contract.rundir import RunDir
+from sgpu.widgets.snapshot import Series
+from sgpu.widgets.words import count, is_number, number, whole
+
+MAX_POINTS = 1000
+MAX_SERIES = 500
+_BUCKETS = 160
+_LINES_A_REFRESH = 20_000
+
+
+def thin(steps: list[int], values: list[float], buckets: int = _BUCKETS) -> list[int]:
+    """Which points stay: of each bucket its first and last, its lowest and highest, and its first that is not finite.
+
+    Args:
+        steps: strictly increasing, not empty.
+        values: one a step.
+
+    Returns:
+        Indices in order, at most 5 a bucket.
+    """
+    first, span = steps[0], steps[-1] - steps[0] + 1
+    stay: set[int] = set()
+    for _, group in itertools.groupby(range(len(steps)), key=lambda index: (steps[index] - first) * buckets // span):
+        inside = list(group)
+        finite = [index for index in inside if math.isfinite(values[index])]
+        stay.update((inside[0], inside[-1]))
+        if finite:
+            stay.update((min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)))
+        if len(finite) < len(inside):
+            stay.add(next(index for index in inside if not math.isfinite(values[index])))
+    return sorted(stay)
+
+
+class Buffer:
+    """One series as it grows."""
+
+    def __init__(self, name: str, rank: int) -> None:
+        self._name, self._rank = name, rank
+        self._steps: list[int] = []
+        self._values: list[float] = []
+        self._version = 0
+        self._logged = 0
+        self._gaps = 0
+        self._first_gap = ""
+        self._made: Series | None = None
+
+    def put(self, step: int, value: float) -> None:
+        """A value of a step that was seen before takes the old one's place."""
+        self._made = None
+        self._logged += 1
+        if not math.isfinite(value):
+            self._gaps += 1
+            self._first_gap = self._first_gap or f"{number(value)} at step {count(step)}"
+        if not self._steps or step > self._steps[-1]:
+            self._steps.append(step)
+            self._values.append(value)
+        else:
+            self._version += 1
+            at = bisect.bisect_left(self._steps, step)
+            if self._steps[at] == step:
+                self._values[at] = value
+            else:
+                self._steps.insert(at, step)
+                self._values.insert(at, value)
+        if len(self._steps) > MAX_POINTS:
+            self._version += 1
+            stay = thin(self._steps, self._values)
+            self._steps = [self._steps[index] for index in stay]
+            self._values = [self._values[index] for index in stay]
+
+    def series(self) -> Series:
+        """The same object as long as nothing was put."""
+        if self._made is None:
+            gaps, first = self._gaps, self._first_gap
+            few = (
+                f"1 value is not finite ({first})"
+                if gaps == 1
+                else f"{count(gaps)} values are not finite (first: {first})"
+            )
+            self._made = Series(
+                name=self._name,
+                rank=self._rank,
+                steps=tuple(self._steps),
+                values=tuple(value if math.isfinite(value) else None for value in self._values),
+                version=self._version,
+                logged=self._logged,
+                latest=number(self._values[-1]),
+                note=few if gaps else "",
+            )
+        return self._made
+
+
+class Spools:
+    """Every rank's metrics. `refresh` reads what was appended since the last time."""
+
+    def __init__(self, run: RunDir, world_size: int) -> None:
+        self._run = run
+        self._world_size = world_size
+        self._offsets = [0] * world_size
+        self._sizes = [0] * world_size
+        self._generations = [0] * world_size
+        self._buffers: dict[str, Buffer] = {}
+        self._left_out: set[str] = set()
+        self.pace: deque[tuple[float, int]] = deque(maxlen=64)  # (time, step) of rank 0's newest lines
+        self.caught_up = True
+
+    def refresh(self) -> None:
+        self.caught_up = True
+        for rank in range(self._world_size):
+            self._read(rank)
+
+    @property
+    def note(self) -> str:
+        left_out = len(self._left_out)
+        return f"{count(left_out)} more metric names are not charted (at most {MAX_SERIES} are)" if left_out else ""
+
+    def series(self) -> dict[str, Series]:
+        """The user's own first, then times and what the machine measures; otherwise in the order they came."""
+        names = sorted(self._buffers, key=lambda name: name.endswith("_seconds") or name.startswith("system/"))
+        return {name: self._buffers[name].series() for name in names}
+
+    def _read(self, rank: int) -> None:
+        path = self._run.spool(rank)
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            return
+        if size == self._sizes[rank]:
+            return
+        lines = list(itertools.islice(records.read_from(path, self._offsets[rank]), _LINES_A_REFRESH))
+        for line in lines:
+            self._take(rank, line.record)
+        if lines:
+            self._offsets[rank] = lines[-1].next_offset
+        if len(lines) == _LINES_A_REFRESH:
+            self.caught_up = False
+        else:
+            self._sizes[rank] = size
+
+    def _take(self, rank: int, record: dict[str, object]) -> None:
+        step, generation, values = whole(record.get("step")), whole(record.get("generation")) or 0, record.get("values")
+        if step is None or not isinstance(values, dict) or generation < self._generations[rank]:
+            return  # a worker of an older generation is not believed once a newer one has spoken
+        if generation > self._generations[rank]:
+            self._generations[rank] = generation
+            if rank == 0:
+                self.pace.clear()
+        moment = record.get("time")
+        if rank == 0 and isinstance(moment, (int, float)) and (not self.pace or step > self.pace[-1][1]):
+            self.pace.append((float(moment), step))
+        for name, value in values.items():
+            if is_number(value):
+                self._put(rank, name, step, value)
+
+    def _put(self, rank: int, name: str, step: int, value: float) -> None:
+        full_name = f"rank{rank}/{name}" if rank else name
+        buffer = self._buffers.get(full_name)
+        if buffer is None:
+            if len(self._buffers) >= MAX_SERIES:
+                self._left_out.add(full_name)
+                return
+            buffer = self._buffers[full_name] = Buffer(full_name, rank)
+        try:
+            buffer.put(step, float(value))
+        except OverflowError:  # a whole number beyond the range of floats
+            buffer.put(step, math.inf if value > 0 else -math.inf)

@@ -1,0 +1,35 @@
+// Tabs as the ARIA practices describe them: one stop for Tab, arrow keys, Home and End move.
+import { freshId, h, setShown } from "./dom.js";
+
+export class Tabs {
+  constructor(label, pages) {
+    this.tabs = pages.map(({ title, element }, index) => {
+      const panelId = freshId("panel");
+      const tab = h("button", { type: "button", role: "tab", class: "sgpu-tab", id: freshId("tab"), "aria-controls": panelId, onclick: () => this.choose(index) }, title);
+      const panel = h("div", { role: "tabpanel", class: "sgpu-panel", id: panelId, "aria-labelledby": tab.id }, element);
+      return { tab, panel };
+    });
+    const list = h("div", { role: "tablist", class: "sgpu-tabs", "aria-label": label }, ...this.tabs.map(({ tab }) => tab));
+    list.addEventListener("keydown", (event) => this.key(event));
+    this.element = h("div", {}, list, ...this.tabs.map(({ panel }) => panel));
+    this.choose(0);
+  }
+
+  choose(index) {
+    this.chosen = index;
+    this.tabs.forEach(({ tab, panel }, at) => {
+      tab.setAttribute("aria-selected", String(at === index));
+      tab.tabIndex = at === index ? 0 : -1;
+      setShown(panel, at === index);
+    });
+  }
+
+  key(event) {
+    const count = this.tabs.length;
+    const to = { ArrowRight: (this.chosen + 1) % count, ArrowLeft: (this.chosen + count - 1) % count, Home: 0, End: count - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    this.choose(to);
+    this.tabs[to].tab.focus();
+  }
+}
