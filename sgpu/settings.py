@@ -3,7 +3,7 @@
 | variable | meaning | default |
 |---|---|---|
 | SGPU_HOME | runs, cache, MLflow store | ~/.sgpu |
-| SGPU_MIN_FREE_DISK_BYTES | the cache leaves so much of its disk free (SGC_FSLAYER_MIN_FREE_DISK_BYTES is honoured too) | 10 % |
+| SGPU_MIN_FREE_DISK_BYTES | what the cache leaves free (also SGC_FSLAYER_MIN_FREE_DISK_BYTES) | 10 % |
 | SGPU_MAX_PAYLOAD_BYTES | a function that captures more is refused, by the variable's name | 268435456 |
 | SGPU_ON_KERNEL_EXIT | leave or stop: what a run does when the process that called it dies | leave |
 | SGPU_FAILPOINT | faults to inject, `name[@rank][#nth]=action` | none |
@@ -25,6 +25,7 @@ from sgpu.contract.errors import InputError
 NAMES: tuple[str, ...] = (
     "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
     "SGPU_ON_KERNEL_EXIT", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_STORE",
+    "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
     "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
@@ -118,6 +119,11 @@ def generation() -> int:
     return cast(int, _whole_number("SGPU_GENERATION", 0))
 
 
+def torchrun_restart() -> int | None:
+    """How often torchrun has restarted its workers; None where torchrun did not start this process."""
+    return _whole_number("TORCHELASTIC_RESTART_COUNT", None)
+
+
 def store_address() -> tuple[str, int] | None:
     """Host and port of the supervisor's store; set by the agent."""
     text = os.environ.get("SGPU_STORE")
@@ -130,6 +136,19 @@ def store_address() -> tuple[str, int] | None:
 def master_address() -> tuple[str, int] | None:
     host, port = os.environ.get("MASTER_ADDR"), _whole_number("MASTER_PORT", None)
     return (host, port) if host and port else None
+
+
+def cuda_visible_devices() -> list[str] | None:
+    """None where nobody chose; an empty list hides all."""
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    return [part for part in (part.strip() for part in text.split(",")) if part not in ("", "-1", "NoDevFiles")]
+
+
+def device_names() -> list[str]:
+    """Names in /dev."""
+    return sorted(os.listdir("/dev"))
 
 
 def inherited() -> dict[str, str]:

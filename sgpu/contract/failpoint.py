@@ -59,7 +59,7 @@ def parse(text: str) -> tuple[Failpoint, ...]:
         match = _PATTERN.fullmatch(part)
         if match is None or match["action"] not in _ACTIONS:
             raise InputError(
-                f"SGPU_FAILPOINT: expected name[@rank][#nth]=action with an action of {sorted(_ACTIONS)}; found {part!r}"
+                f"SGPU_FAILPOINT: expected name[@rank][#nth]=action, action one of {sorted(_ACTIONS)}; found {part!r}"
             )
         points.append(Failpoint(
             name=match["name"], rank=int(match["rank"]) if match["rank"] else None,

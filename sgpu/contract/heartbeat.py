@@ -1,8 +1,8 @@
 """The heartbeat page: one slot a rank in shared memory, written by the worker, read by the supervisor.
 
 No thread, no socket, about two microseconds a beat. It outlives its writer, so it tells where a killed, frozen or
-GIL-holding rank stood; and it carries the time ledger, so not a second is lost with a worker. Slots are per run, not per
-generation: what a rank had reached before a restart is how it knows which steps it does again.
+GIL-holding rank stood; and it carries the time ledger, so not a second is lost with a worker. Slots are per run, not
+per generation: what a rank had reached before a restart is how it knows which steps it does again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SLOT_BYTES = 256
 _PROGRESS = struct.Struct("<QqqqqIIIIQd")  # beat_ns step high epoch total generation pid state section since_ns limit
 _PROGRESS_AT = 8
 _SEQUENCE = struct.Struct("<Q")
-_REQUEST = struct.Struct("<IIQ")
+_REQUEST = struct.Struct("<IIqQ")  # code pad stop_step deadline_ns
 _REQUEST_AT = 88
 _LEDGER = struct.Struct("<IIQQ8d")  # category pad since_ns started_ns seconds[8]
-_LEDGER_AT = 104
+_LEDGER_AT = 112
 
 
 class Section(IntEnum):
@@ -93,6 +93,20 @@ class Beat:
         if until_ns is not None and self.state is not WorkerState.FINISHED:
             parts[self.category.name.lower()] += max(0.0, (until_ns - self.ledger_since_ns) / 1e9)
         return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """A request of the supervisor.
+
+    Attributes:
+        stop_step: the step after which to stop, the same for every rank (ranks see a request at different steps).
+        deadline_ns: monotonic nanoseconds; 0: none.
+    """
+
+    what: Request
+    stop_step: int
+    deadline_ns: int
 
 
 class Slot:
@@ -165,15 +179,22 @@ class Slot:
         self._ledger_since, self._state = now, int(WorkerState.FINISHED)
         self._write(now)
 
-    def requested(self) -> tuple[Request, int]:
-        """What the supervisor asks, and its deadline in monotonic nanoseconds (0: none)."""
-        code, _, deadline_ns = _REQUEST.unpack_from(self._memory, self._at + _REQUEST_AT)
-        return Request(code), deadline_ns
+    def requested(self) -> Asked:
+        code, _, stop_step, deadline_ns = _REQUEST.unpack_from(self._memory, self._at + _REQUEST_AT)
+        return Asked(what=Request(code), stop_step=stop_step, deadline_ns=deadline_ns)
 
     # ---- the supervisor's side
 
-    def request(self, what: Request, deadline_ns: int = 0) -> None:
-        _REQUEST.pack_into(self._memory, self._at + _REQUEST_AT, int(what), 0, deadline_ns)
+    def request(self, what: Request, *, stop_step: int = 0, deadline_ns: int = 0) -> None:
+        _REQUEST.pack_into(self._memory, self._at + _REQUEST_AT, int(what), 0, stop_step, deadline_ns)
+
+    def resume(self) -> None:
+        """A run that had ended is started again: the pause between was nobody's time."""
+        now = time.monotonic_ns()
+        self._category, self._ledger_since, self._state = int(Category.STARTING), now, int(WorkerState.ABSENT)
+        self._pid = 0
+        self._write(now)
+        self.request(Request.NONE)
 
     def read(self) -> Beat:
         """A consistent copy; tries again while the worker is writing, and takes what there is if it died writing."""

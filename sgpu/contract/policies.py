@@ -76,7 +76,7 @@ class RestartPolicy:
 
     Attributes:
         max_restarts: restarts without a newly committed checkpoint in between; progress refills the budget.
-        backoff_seconds: wait before the second restart in a row (the first is immediate); doubled each time, with jitter.
+        backoff_seconds: wait before the second restart in a row (the first is immediate); then doubled, with jitter.
         hang_seconds: a rank that completes no step for so long is taken for hung.
         in_process: whether a worker that is still healthy may restart inside its own process.
         min_gpus: the run may shrink down to so many; None: it never shrinks.

@@ -20,6 +20,8 @@ import os
 import pathlib
 from dataclasses import dataclass
 
+from sgpu.contract.errors import InputError
+
 
 @dataclass(frozen=True)
 class RunDir:
@@ -123,3 +125,24 @@ def all_runs(home: pathlib.Path) -> list[RunDir]:
     if not folder.exists():
         return []
     return [RunDir(folder / name) for name in sorted(os.listdir(folder), reverse=True) if not name.startswith(".")]
+
+
+def find_run(home: pathlib.Path, id_or_path: str) -> RunDir:
+    """A run by its id (or the start or end of it, where that is enough), or by its folder.
+
+    Raises:
+        InputError: there is none, or several.
+    """
+    as_path = pathlib.Path(id_or_path).expanduser()
+    if os.sep in id_or_path:
+        if (as_path / "spec.json").exists():
+            return RunDir(as_path.absolute())
+        raise InputError(f"no run at {as_path}: it has no spec.json")
+    found = [run for run in all_runs(home) if run.id.startswith(id_or_path) or run.id.endswith(id_or_path)]
+    exact = [run for run in found if run.id == id_or_path]
+    if len(exact or found) == 1 and id_or_path:
+        return (exact or found)[0]
+    folder = runs_folder(home)
+    if not found:
+        raise InputError(f"no run {id_or_path!r} in {folder}; `sgpu runs` lists them")
+    raise InputError(f"{id_or_path!r} could be any of {[run.id for run in found[:5]]} in {folder}; give more of it")

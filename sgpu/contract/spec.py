@@ -18,16 +18,23 @@ Accelerator = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """Where MLflow keeps the run. `parent_run_id` is the run that was active in the notebook."""
+    """Where MLflow keeps the run.
+
+    `parent_run_id` is the run that was active in the notebook. `experiment_id`, where known, beats the name.
+    """
 
     uri: str
     experiment: str
     parent_run_id: str | None = None
+    experiment_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """One call of a decorated function."""
+    """One call of a decorated function.
+
+    `launcher` is the calling process ({"pid", "started"}, see process.py), watched where `on_launcher_exit` is "stop".
+    """
 
     id: str
     name: str
@@ -45,7 +52,7 @@ class RunSpec:
     checkpoints: CheckpointPolicy = field(default_factory=CheckpointPolicy)
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     timeout_seconds: float | None = None
-    launcher_pid: int | None = None
+    launcher: dict[str, int] | None = None
     on_launcher_exit: Literal["leave", "stop"] = "leave"
     parameters: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)

@@ -1,0 +1,320 @@
+"""The loop that keeps a run's workers alive. It acts; policy.py decides and watchdog.py judges."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sgpu.agent import watchdog
+from sgpu.agent.failure import Failure, from_exit, from_outcome, root_cause
+from sgpu.agent.network import ReservedPort, worker_environment
+from sgpu.agent.policy import Decision, Past, decide
+from sgpu.agent.workers import Exit, WorkerHost, ZygoteLostError
+from sgpu.contract import records
+from sgpu.contract.clock import Clock
+from sgpu.contract.events import emit
+from sgpu.contract.heartbeat import Beat, Page, Request, WorkerState
+from sgpu.contract.outcome import read_outcome
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec
+from sgpu.contract.status import State, Status
+
+_TURN_SECONDS = 0.05
+_STATUS_SECONDS = 0.5
+_STOP_SECONDS = 5.0
+_COLLATERAL_WAIT_SECONDS = 0.25  # the rank that caused a lost connection is seen this much later at most
+_LINGER_SECONDS = 5.0  # a rank that wrote its result gets so long to leave
+_CANCEL_GRACE_SECONDS = 3.0
+
+
+class Supervisor:
+    """One run on one node, from its first generation to its final status.
+
+    Args:
+        first_generation: above 0 where a run that had ended is resumed.
+        stop_reason: asked each turn; "cancel", "preempt" (with `preempt_seconds` of grace) or None.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        spec: RunSpec,
+        *,
+        host: WorkerHost,
+        page: Page,
+        clock: Clock,
+        stop_reason: Callable[[], str | None],
+        first_generation: int = 0,
+        preempt_seconds: float = 30.0,
+    ) -> None:
+        self._run, self._spec, self._host, self._page, self._clock = run, spec, host, page, clock
+        self._stop_reason, self._preempt_seconds = stop_reason, preempt_seconds
+        self._status = Status(state="STARTING", updated=clock.wall(), started=clock.wall())
+        self._generation = first_generation
+        self._generation_at = clock.monotonic()
+        self._running: set[int] = set()
+        self._finished: dict[int, float] = {}
+        self._failures: list[Failure] = []
+        self._first_failure_at = 0.0
+        self._history: list[Past] = []
+        self._committed_step = -1
+        self._events_offset = 0
+        self._status_at = 0.0
+        self._stopping: tuple[State, float] | None = None
+        self._port = ReservedPort()
+
+    def supervise(self) -> Status:
+        """Runs to the end; the final status, which is written too."""
+        emit(self._run, "run_started", generation=self._generation, world_size=self._spec.world_size)
+        self._write_status(force=True)
+        started = self._clock.monotonic()
+        self._start_generation(cause=None)
+        while not self._status.final:
+            self._notice(self._wait())
+            self._write_status()
+            limit = self._spec.timeout_seconds
+            if self._stopping is not None:
+                self._finish_stopping(*self._stopping)
+            elif limit is not None and self._clock.monotonic() - started > limit:
+                self._fail(self._out_of_time(limit), Decision(action="stop", reason="the run's own time limit"))
+            elif self._failures and self._settled():
+                self._recover(root_cause(self._failures))
+            elif len(self._finished) == self._spec.world_size and self._gone_or_lingering():
+                self._end("SUCCEEDED", "every rank returned a result")
+            else:
+                self._answer_requests()
+        self._port.close()
+        return self._status
+
+    def _wait(self) -> list[Exit]:
+        try:
+            return self._host.wait(_TURN_SECONDS)
+        except ZygoteLostError as error:  # its workers ended with it
+            self._running.clear()
+            self._add_failure(self._lost(str(error)))
+            self._host.reopen()
+            return []
+
+    # ---- a generation
+
+    def _start_generation(self, cause: str | None) -> None:
+        generation, self._generation_at = self._generation, self._clock.monotonic()
+        self._failures.clear()
+        self._finished.clear()
+        for rank in range(self._spec.world_size):
+            self._run.attempt(generation, rank).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._port.close()
+        self._port = ReservedPort()
+        store_port = self._host.open_store(f"store{generation}")
+        for rank in range(self._spec.world_size):
+            environment = worker_environment(
+                self._spec, self._run, rank=rank, generation=generation, store_port=store_port,
+                master_port=self._port.port,
+            )  # fmt: skip
+            self._host.start(
+                _name(generation, rank), rank=rank, generation=generation, environment=environment,
+                log=self._run.log(generation, rank),
+            )  # fmt: skip
+        self._running = set(range(self._spec.world_size))
+        emit(self._run, "generation_started", generation=generation, cause=cause)
+        self._status = replace(
+            self._status, state="RUNNING" if generation == 0 else "RESTARTING", generation=generation
+        )
+        self._write_status(force=True)
+
+    def _notice(self, exits: list[Exit]) -> None:
+        """Takes in what ended, and which ranks say that they are done."""
+        for ended in exits:
+            if ended.name == f"store{self._generation}":
+                self._add_failure(self._lost("the rendezvous store ended"))
+            for rank in list(self._running):
+                if ended.name == _name(self._generation, rank):
+                    self._running.discard(rank)
+                    self._judge(rank, ended.status)
+        beats = self._page.beats()
+        for rank, beat in enumerate(beats):
+            if beat.state is WorkerState.FINISHED and beat.generation == self._generation:
+                self._judge(rank, None)
+        silence = watchdog.silent(
+            beats, hang_seconds=self._spec.restarts.hang_seconds, now_ns=int(self._clock.monotonic() * 1e9)
+        )
+        if silence is not None and not self._failures:
+            self._add_failure(self._hang(silence))
+
+    def _judge(self, rank: int, status: int | None) -> None:
+        """`status` None: the rank says that it is done, and its process may live on."""
+        if rank in self._finished or any(failure.rank == rank for failure in self._failures):
+            return
+        outcome = read_outcome(self._run, self._generation, rank)
+        if outcome is not None and outcome.kind in ("result", "preempted"):
+            self._finished[rank] = self._clock.monotonic()
+        elif outcome is not None:
+            self._add_failure(from_outcome(outcome))
+        elif status is not None and self._stopping is None:
+            step = self._page.slot(rank).read().step
+            self._add_failure(
+                from_exit(status, rank=rank, generation=self._generation, step=step, time=self._clock.wall())
+            )
+
+    def _add_failure(self, failure: Failure) -> None:
+        if not self._failures:
+            self._first_failure_at = self._clock.monotonic()
+        self._failures.append(failure)
+
+    def _settled(self) -> bool:
+        """Whether the root cause is known: something that is no mere effect, or nothing else came in time."""
+        if any(not failure.collateral for failure in self._failures):
+            return True
+        return self._clock.monotonic() - self._first_failure_at > _COLLATERAL_WAIT_SECONDS
+
+    def _gone_or_lingering(self) -> bool:
+        return not self._running or self._clock.monotonic() - max(self._finished.values()) > _LINGER_SECONDS
+
+    # ---- after a failure
+
+    def _recover(self, failure: Failure) -> None:
+        emit(
+            self._run, "failure", generation=self._generation, rank=failure.rank, step=failure.step,
+            cause=failure.cause, message=failure.message,
+        )  # fmt: skip
+        self._host.stop_all(_STOP_SECONDS)
+        self._running.clear()
+        self._read_commits()
+        decision = decide(
+            failure, self._history, self._spec.restarts,
+            committed_step=self._committed_step, jitter=random.random() / 4,
+        )  # fmt: skip
+        if decision.action == "stop":
+            self._fail(failure, decision)
+            return
+        self._history.append(Past(failure=failure, committed_step=self._committed_step))
+        self._generation += 1
+        self._status = replace(self._status, state="RESTARTING", restarts=self._status.restarts + 1)
+        emit(
+            self._run, "restarting", generation=self._generation, rank=failure.rank,
+            from_step=max(0, self._committed_step), attempt=self._status.restarts,
+            backoff_seconds=decision.wait_seconds,
+        )  # fmt: skip
+        self._write_status(force=True)
+        until = self._clock.monotonic() + decision.wait_seconds
+        while self._clock.monotonic() < until and self._stop_reason() is None:
+            self._host.wait(min(_TURN_SECONDS, until - self._clock.monotonic()))
+        self._start_generation(cause=failure.message or failure.cause)
+
+    def _read_commits(self) -> None:
+        for line in records.read_from(self._run.events, self._events_offset):
+            self._events_offset = line.next_offset
+            if line.record.get("kind") == "checkpoint_committed":
+                self._committed_step = max(self._committed_step, int(line.record["step"]))
+
+    def _fail(self, failure: Failure, decision: Decision) -> None:
+        self._status = replace(self._status, failure=_described(failure, decision, len(self._history) + 1))
+        self._end("FAILED", f"{failure.message or failure.cause} ({decision.reason})")
+
+    def _out_of_time(self, limit: float) -> Failure:
+        return self._lost(f"the run did not end within timeout_seconds={limit:g}")
+
+    def _lost(self, message: str) -> Failure:
+        return Failure(
+            kind="infrastructure", rank=None, generation=self._generation, step=self._slowest_step(),
+            cause=message, message=message, time=self._clock.wall(),
+        )  # fmt: skip
+
+    def _hang(self, silence: watchdog.Silence) -> Failure:
+        for rank in self._running:
+            self._host.signal(_name(self._generation, rank), signal.SIGUSR2)  # each writes its stacks
+        stacks = self._run.attempt(self._generation, silence.rank) / "stacks"
+        section = silence.section.name.lower()
+        return Failure(
+            kind="hang", rank=silence.rank, generation=self._generation, step=silence.step,
+            cause=f"no step for {silence.limit_seconds:g} s",
+            message=f"rank {silence.rank} completed no step for {silence.silent_seconds:.1f} s "
+            f"(limit {silence.limit_seconds:g} s) in section '{section}' after step {silence.step}; stacks: {stacks}",
+            time=self._clock.wall(),
+        )  # fmt: skip
+
+    # ---- being asked to end
+
+    def _answer_requests(self) -> None:
+        reason = self._stop_reason()
+        if reason is None:
+            return
+        state: State = "CANCELLED" if reason == "cancel" else "PREEMPTED"
+        grace = _CANCEL_GRACE_SECONDS if reason == "cancel" else self._preempt_seconds
+        beats = self._page.beats()
+        trains = all(beat.state is WorkerState.TRAINING for beat in beats)
+        deadline = self._clock.monotonic() + (grace if trains else 0.0)
+        stop_step = _agreed_stop(beats, self._clock.monotonic() - self._generation_at)
+        for rank in range(self._spec.world_size):
+            self._page.slot(rank).request(Request.SAVE_AND_STOP, stop_step=stop_step, deadline_ns=int(deadline * 1e9))
+        if reason == "preempt":
+            emit(self._run, "preempted", generation=self._generation, signal="SIGTERM")
+        self._stopping = (state, deadline)
+
+    def _finish_stopping(self, state: State, deadline: float) -> None:
+        if self._running and not self._failures and self._clock.monotonic() < deadline:
+            return
+        self._end(state, "it was asked to stop")
+
+    def _end(self, state: State, message: str) -> None:
+        self._host.stop_all(_STOP_SECONDS)
+        self._running.clear()
+        emit(self._run, "run_ended", generation=self._generation, state=state, message=message)
+        self._status = replace(self._status, state=state, ended=self._clock.wall())
+        self._write_status(force=True)
+
+    # ---- telling
+
+    def _slowest_step(self) -> int:
+        return min(beat.step for beat in self._page.beats())
+
+    def _write_status(self, *, force: bool = False) -> None:
+        now = self._clock.monotonic()
+        if not force and now - self._status_at < _STATUS_SECONDS:
+            return
+        self._status_at = now
+        beats = self._page.beats()
+        state = self._status.state
+        if state in ("STARTING", "RESTARTING") and all(
+            beat.state is not WorkerState.ABSENT and beat.generation == self._generation for beat in beats
+        ):
+            state = "RUNNING"
+        self._status = replace(
+            self._status,
+            state=state,
+            updated=self._clock.wall(),
+            step=min(beat.step for beat in beats),
+            epoch=min(beat.epoch for beat in beats),
+            total_steps=max((beat.total_steps for beat in beats if beat.total_steps >= 0), default=None),
+        )
+        self._status.write(self._run)
+
+
+def _agreed_stop(beats: Sequence[Beat], seconds: float) -> int:
+    """A step that no rank has passed when it reads this: as many steps ahead as half a second holds, at least one."""
+    furthest = max(beat.step for beat in beats)
+    per_second = max((beat.step for beat in beats), default=0) / max(seconds, 1e-3)
+    return furthest + 1 + math.ceil(per_second / 2)
+
+
+def _name(generation: int, rank: int) -> str:
+    return f"rank{rank}.g{generation}"
+
+
+def _described(failure: Failure, decision: Decision, attempts: int) -> dict[str, Any]:
+    return {
+        "kind": failure.kind,
+        "rank": failure.rank,
+        "generation": failure.generation,
+        "step": failure.step,
+        "cause": failure.cause,
+        "message": failure.message,
+        "traceback": failure.traceback,
+        "reason": decision.reason,
+        "error": decision.error,
+        "attempts": attempts,
+    }

@@ -1,0 +1,183 @@
+"""Function and arguments as bytes, and back, in another interpreter.
+
+What the notebook defines travels by value, with the source of its cells, so that a remote traceback shows the lines.
+What a local module defines travels by name: the modules' files go along beside it (see launch/code.py).
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import os
+import pickle
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import cloudpickle
+
+from sgpu.contract.errors import PayloadError
+
+_SOURCES_LIMIT_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """What a worker calls."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Code keeps the name of its file (cloudpickle drops it), so that a remote traceback finds the cell's lines."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, types.CodeType):
+            build, arguments = self.dispatch_table[types.CodeType](value)
+            return _code, (value.co_filename, build, arguments)
+        return super().reducer_override(value)
+
+
+def _code(filename: str, build: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
+    return build(*arguments).replace(co_filename=filename)
+
+
+def pack(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, limit_bytes: int) -> bytes:
+    """The bytes of a call.
+
+    Raises:
+        PayloadError: something cannot be pickled, or all of it is larger than `limit_bytes`; names the variable.
+    """
+    call = {"function": function, "args": args, "kwargs": dict(kwargs), "sources": _cell_sources()}
+    try:
+        buffer = io.BytesIO()
+        _Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(call)
+        content = buffer.getvalue()
+    except Exception as error:
+        raise _unpicklable(function, args, kwargs, error) from error
+    if len(content) > limit_bytes:
+        raise _too_large(function, args, kwargs, len(content), limit_bytes)
+    return content
+
+
+def unpack(content: bytes) -> Call:
+    """The call, anew: each unpacking gives objects of its own."""
+    call = pickle.load(io.BytesIO(content))
+    for filename, text in call["sources"].items():
+        linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+    return Call(function=call["function"], args=call["args"], kwargs=call["kwargs"])
+
+
+def _cell_sources() -> dict[str, str]:
+    """Sources that exist in this process only (notebook cells), the newest first up to a limit."""
+    found: dict[str, str] = {}
+    total = 0
+    for filename, entry in reversed(list(linecache.cache.items())):
+        if len(entry) != 4 or os.path.exists(filename):
+            continue
+        text = "".join(entry[2])
+        total += len(text)
+        if total > _SOURCES_LIMIT_BYTES:
+            break
+        found[filename] = text
+    return found
+
+
+def _captured(function: Any) -> Iterator[tuple[str, Any]]:
+    """Names and values that travel with a function: globals it mentions, closure cells, defaults."""
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return
+    names: set[str] = set()
+    todo = [code]
+    while todo:
+        at = todo.pop()
+        names.update(at.co_names)
+        todo.extend(const for const in at.co_consts if isinstance(const, types.CodeType))
+    for name in sorted(names):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # a cell that is not filled yet
+    for index, value in enumerate(function.__defaults__ or ()):
+        yield f"default value {index}", value
+    yield from (function.__kwdefaults__ or {}).items()
+
+
+def _parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in _captured(function):
+        yield f"variable {name!r} used by {_name(function)}()", value
+    for index, value in enumerate(args):
+        yield f"argument {index}", value
+    for name, value in kwargs.items():
+        yield f"argument {name!r}", value
+
+
+def _size(value: Any) -> int | None:
+    """Bytes when pickled; None where it cannot be."""
+    try:
+        return len(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
+    except Exception:  # noqa: BLE001 - user objects' reducers may raise anything
+        return None
+
+
+def _unpicklable(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException, depth: int = 0
+) -> PayloadError:
+    for name, value in _parts(function, args, kwargs):
+        if value is function or _size(value) is not None:
+            continue
+        if isinstance(value, types.FunctionType) and depth < 8:
+            return _unpicklable(value, (), {}, error, depth + 1)
+        return PayloadError(
+            f"{name} is a {type(value).__name__} and cannot be sent to the workers ({error}). "
+            "Make it inside the function, or pass what it is made from.",
+            variable=name,
+        )
+    return PayloadError(f"{_name(function)}() cannot be sent to the workers: {error}", variable=_name(function))
+
+
+def _too_large(
+    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], total_bytes: int, limit_bytes: int
+) -> PayloadError:
+    sizes = [(_size(value) or 0, name) for name, value in _parts(function, args, kwargs)]
+    size_bytes, name = max(sizes, default=(total_bytes, _name(function)))
+    return PayloadError(
+        f"{name} is {size_bytes / 1e6:,.0f} MB; the function and all that it captures may be "
+        f"{limit_bytes / 1e6:,.0f} MB. Save it to a file or volume and load it inside the function, or raise "
+        f"SGPU_MAX_PAYLOAD_BYTES (whole call: {total_bytes} bytes).",
+        variable=name,
+        size_bytes=size_bytes,
+    )
+
+
+def _name(function: Any) -> str:
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+class InWorker:
+    """What a decorated function is inside a worker: the plain function; launching from there is refused."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.__name__ = _name(function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    local = __call__
+
+    def distributed(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise PayloadError(
+            f"{self.__name__}.distributed() was called inside a worker; runs are started from the notebook. "
+            f"Call {self.__name__}(...) to run it here."
+        )
+
+    submit = plan = distributed

@@ -1,0 +1,280 @@
+"""A run, seen from outside: its folder is all there is. Nothing here talks to a process except to end it."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sgpu import leftovers, settings
+from sgpu.contract import process, records
+from sgpu.contract.errors import (
+    AgentLostError,
+    CrashLoopError,
+    HangError,
+    InputError,
+    RemoteTraceback,
+    ResultError,
+    RunCancelledError,
+    RunError,
+    UserCodeError,
+    WorkerLostError,
+)
+from sgpu.contract.outcome import read_outcome
+from sgpu.contract.rundir import RunDir, all_runs, find_run
+from sgpu.contract.spec import RunSpec, read_spec
+from sgpu.contract.status import Status, read_status
+from sgpu.launch import registry
+
+if TYPE_CHECKING:
+    from sgpu.checkpoint import Catalog
+    from sgpu.metrics.ledger import GoodputReport
+
+_LOOK_SECONDS = 0.05
+_CANCEL_SECONDS = 30.0
+
+
+class Run:
+    """One call of a decorated function. Shows itself live in a notebook; `Run.open(id)` finds it again."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._dir = run_dir
+        self._spec: RunSpec | None = None
+
+    @classmethod
+    def open(cls, id_or_path: str) -> Run:
+        """A run by its id (or the start or end of it, where that is enough), or by its folder.
+
+        Raises:
+            InputError: there is none, or several.
+        """
+        return cls(find_run(settings.home(), str(id_or_path)))
+
+    @property
+    def id(self) -> str:
+        return self._dir.id
+
+    @property
+    def path(self) -> str:
+        """The run's folder."""
+        return str(self._dir.root)
+
+    @property
+    def spec(self) -> RunSpec:
+        if self._spec is None:
+            self._spec = read_spec(self._dir)
+        return self._spec
+
+    @property
+    def status(self) -> Status:
+        """Where the run stands. A run whose supervisor vanished is LOST, whatever it wrote last."""
+        status = read_status(self._dir)
+        if status is None:
+            status = Status(state="STARTING", updated=self.spec.created, started=self.spec.created)
+        if not status.final and not self._agent_alive():
+            status = read_status(self._dir) or status  # it may have ended in between
+            if not status.final and time.time() - self.spec.created > 10:
+                return Status(state="LOST", updated=status.updated, started=status.started, step=status.step)
+        return status
+
+    @property
+    def state(self) -> str:
+        """STARTING, RUNNING, RESTARTING, SUCCEEDED, FAILED, CANCELLED, PREEMPTED or LOST."""
+        return self.status.state
+
+    def _agent_alive(self) -> bool:
+        agent = process.read_process(self._dir.agent)
+        return agent is not None and agent.alive()
+
+    def wait(self, timeout_seconds: float | None = None, *, each_turn: Callable[[], object] | None = None) -> str:
+        """Waits for the end, and until nothing of the run is running any more; the final state.
+
+        Args:
+            timeout_seconds: None: without limit.
+            each_turn: called while waiting, about twenty times a second.
+
+        Raises:
+            TimeoutError: it has not ended; it goes on.
+        """
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        while True:
+            status = self.status
+            if status.final and not self._agent_alive():
+                return status.state
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"run {self.id} has not ended within {timeout_seconds:g} s (state {status.state}, step "
+                    f"{status.step}); it goes on: wait again, or cancel()"
+                )
+            if each_turn is not None:
+                each_turn()
+            time.sleep(_LOOK_SECONDS)
+
+    def result(self, timeout_seconds: float | None = None) -> list[Any]:
+        """One value a rank, in rank order.
+
+        Raises:
+            the first failing rank's own exception, with its remote traceback as the cause
+            WorkerLostError, HangError, CrashLoopError, AgentLostError, RunCancelledError: what ended it instead
+            ResultError: a rank's value could not be pickled
+            TimeoutError: it has not ended
+        """
+        self.wait(timeout_seconds)
+        status = self.status
+        if status.state != "SUCCEEDED":
+            raise self._error(status)
+        return [self._result_of(status.generation, rank) for rank in range(self.spec.world_size)]
+
+    def _result_of(self, generation: int, rank: int) -> Any:
+        outcome = read_outcome(self._dir, generation, rank)
+        if outcome is None or outcome.kind != "result":
+            raise ResultError(f"rank {rank} of run {self.id} left no result", run_id=self.id, rank=rank)
+        if outcome.result is None:
+            raise ResultError(
+                f"the return value of rank {rank} could not be brought back: {outcome.result_problem}. The run itself "
+                f"succeeded ({self.path}); return plain values, or save to a file and return its path.",
+                run_id=self.id,
+                rank=rank,
+            )
+        return pickle.loads(outcome.result)
+
+    def _error(self, status: Status) -> BaseException:
+        failure = status.failure or {}
+        facts = {"run_id": self.id, "rank": failure.get("rank"), "step": failure.get("step")}
+        if status.state in ("CANCELLED", "PREEMPTED"):
+            did = "was cancelled" if status.state == "CANCELLED" else "was preempted"
+            return RunCancelledError(f"run {self.id} {did} after step {status.step}; go on with run.resume()", **facts)
+        if status.state == "LOST":
+            return AgentLostError(
+                f"the supervisor of run {self.id} vanished after step {status.step}; see {self._dir.agent_log}; "
+                "go on with run.resume()",
+                **facts,
+            )
+        error = self._root_error(failure, facts)
+        if failure.get("error") == "crash_loop":
+            loop = CrashLoopError(
+                f"run {self.id} ended after {failure['attempts']} attempts: {failure['reason']}: {failure['cause']}: "
+                f"{failure['message']}",
+                attempts=failure["attempts"],
+                **facts,
+            )
+            loop.__cause__ = error
+            return loop
+        return error
+
+    def _root_error(self, failure: dict[str, Any], facts: dict[str, Any]) -> BaseException:
+        message, kind = failure.get("message") or "", failure.get("kind")
+        if kind == "hang":
+            return HangError(message, **facts)
+        if kind in ("exit", "signal"):
+            log = self._dir.log(failure["generation"], failure["rank"])
+            return WorkerLostError(f"{message}; its log: {log}", cause=failure["cause"], **facts)
+        if kind != "exception":
+            return RunError(f"{message} (run {self.id}, {self.path})", **facts)
+        error: BaseException | None = None
+        outcome = read_outcome(self._dir, failure["generation"], failure["rank"])
+        if outcome is not None and outcome.exception is not None:
+            try:
+                error = pickle.loads(outcome.exception)
+            except Exception:  # noqa: BLE001 - an exception of a class that this process does not have: as text instead
+                error = None
+        if error is None:
+            error = UserCodeError(f"{failure['cause']}: {message}", **facts)
+        error.__cause__ = RemoteTraceback(f"rank {failure['rank']}, step {failure['step']}:\n{failure['traceback']}")
+        return error
+
+    def cancel(self) -> None:
+        """Ends every process of the run; a training loop saves a checkpoint first if it can within seconds."""
+        if self.status.final:
+            return
+        self._dir.cancel.touch(mode=0o600)
+        deadline = time.monotonic() + _CANCEL_SECONDS
+        while self._agent_alive():
+            if time.monotonic() > deadline:
+                raise RunError(
+                    f"run {self.id} is still ending after {_CANCEL_SECONDS:g} s; see {self._dir.agent_log}",
+                    run_id=self.id,
+                )
+            time.sleep(_LOOK_SECONDS)
+
+    def resume(self) -> Run:
+        """Starts a run that ended without success again, from its newest valid checkpoint; the same run, the same id.
+
+        Raises:
+            InputError: it is running, or it succeeded.
+        """
+        status = self.status
+        if not status.final:
+            raise InputError(f"run {self.id} is {status.state}; there is nothing to resume")
+        if status.state == "SUCCEEDED":
+            raise InputError(f"run {self.id} has succeeded; call the function again for another run")
+        self._dir.cancel.unlink(missing_ok=True)
+        self._dir.status.unlink(missing_ok=True)
+        self._dir.agent.unlink(missing_ok=True)
+        registry.find(self.spec.backend).start(self.spec, self._dir)
+        return self
+
+    def logs(self, rank: int | None = None) -> str:
+        """What a rank printed, over all generations; None: all ranks, one after the other."""
+        ranks = range(self.spec.world_size) if rank is None else [rank]
+        parts = []
+        for each in ranks:
+            for generation in self._dir.generations():
+                log = self._dir.log(generation, each)
+                if log.exists():
+                    text = log.read_bytes().decode(errors="replace")
+                    parts.append(f"--- rank {each}, generation {generation}: {log}\n{text}" if rank is None else text)
+        return "".join(parts)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened, oldest first; see docs/run-folder.md for the kinds."""
+        return records.read_all(self._dir.events)
+
+    def metrics(self, name: str | None = None) -> Any:
+        """`{name: [(step, value), ...]}`, or the list of one name."""
+        from sgpu.metrics.spool import series
+
+        found = series(self._dir)
+        if name is None:
+            return found
+        if name not in found:
+            raise InputError(f"run {self.id} has no metric {name!r}; it has {sorted(found)}")
+        return found[name]
+
+    def checkpoints(self) -> Catalog:
+        """The catalog of the run's checkpoint folder."""
+        from sgpu.checkpoint import Catalog
+
+        return Catalog(self.spec.checkpoints.root or str(self._dir.checkpoints))
+
+    def goodput(self) -> GoodputReport:
+        """Where every second of every rank went so far."""
+        from sgpu.metrics.ledger import from_page
+
+        alive = self._agent_alive()
+        return from_page(self._dir.heartbeat, time.monotonic_ns() if alive else None)
+
+    def __repr__(self) -> str:
+        status = self.status
+        return f"<Run {self.id}: {status.state}, step {status.step}>"
+
+    def _ipython_display_(self) -> None:
+        from sgpu.widgets import show
+
+        show(self._dir, self.cancel).start()
+
+
+def runs() -> list[Run]:
+    """All runs of this home, newest first."""
+    return [Run(run_dir) for run_dir in all_runs(settings.home())]
+
+
+def attach(id_or_path: str) -> Run:
+    """The same as `Run.open`: a run that another notebook, or this one before its restart, had started."""
+    return Run.open(id_or_path)
+
+
+def cleanup() -> list[str]:
+    """Ends and removes what dead runs left on this machine; one sentence for each thing that it was."""
+    return leftovers.remove(settings.home())

@@ -1,0 +1,356 @@
+"""The resilient harness around the user's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from sgpu.checkpoint import Checkpointer
+from sgpu.checkpoint.reports import Restored, SaveReport
+from sgpu.contract.errors import InputError
+from sgpu.contract.policies import CheckpointPolicy
+from sgpu.training.agreement import Agreement
+from sgpu.training.cadence import Cadence
+from sgpu.training.meter import Meter
+from sgpu.training.position import Position, Progress
+from sgpu.training.preemption import Preempted, StopRequest
+from sgpu.training.session import Session, open_session
+
+
+class TrainLoop:
+    """Iterates the loader and keeps the run alive around the user's steps.
+
+    Made after the model and the optimizer, it restores the newest valid checkpoint into them; iterated, it gives the
+    exact next batch, beats the heart, checkpoints in the background, answers preemption and logs. Works under
+    `@distributed`, under torchrun and in a bare notebook.
+
+    Args:
+        model: a module, plain, in DDP or FSDP2.
+        optimizer: its optimizer.
+        scheduler: a learning-rate scheduler.
+        loader: what to iterate; None: the loop counts steps (`max_steps` is needed then).
+        extra: name to anything with `state_dict` and `load_state_dict` (EMA, scaler, curriculum); one for all ranks.
+        epochs: how often the loader is gone through.
+        max_steps: the loop ends after so many optimizer steps, all restarts counted.
+        checkpoint_every: optimizer steps between checkpoints; None: as the policy says, or automatic.
+        checkpoints: a folder, a URL or a policy; None: the decorator's, or the run's own folder.
+        accumulate: batches an optimizer step. The last group of an epoch may be smaller; `is_update_step` tells.
+
+    Raises:
+        InputError: an argument, by name.
+        CheckpointMismatchError: the checkpoint does not fit the model or the optimizer.
+        PositionError: the loader cannot be set to the saved position exactly.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        loader: Any = None,
+        extra: Mapping[str, Any] | None = None,
+        epochs: int = 1,
+        max_steps: int | None = None,
+        checkpoint_every: int | None = None,
+        checkpoints: Any = None,
+        accumulate: int = 1,
+    ) -> None:
+        _check(loader=loader, epochs=epochs, max_steps=max_steps, accumulate=accumulate, extra=extra)
+        self._loader, self._epochs, self._max_steps, self._accumulate = loader, epochs, max_steps, accumulate
+        self._session = open_session()
+        self._policy = _policy(self._session, checkpoints, checkpoint_every)
+        self._progress = Progress()
+        self._position = Position(loader, self._progress)
+        self._meter = Meter(self._session)
+        self._meter.restoring()
+        self._agreement = Agreement()
+        state = {"model": model, "optimizer": optimizer, "scheduler": scheduler, **(extra or {})}
+        self._checkpointer = Checkpointer(
+            self._policy,
+            {name: part for name, part in state.items() if part is not None},
+            per_rank={"progress": self._progress, "position": self._position},
+            root=self._policy.root or str(self._session.run.checkpoints),
+            rank=self._session.rank,
+            world_size=self._session.world_size,
+            generation=self._session.generation,
+        )
+        self.restored = self._restore()
+        self._cadence = Cadence(self._policy, step=self._progress.step, agree=self._agreement.from_main)
+        self._stop = StopRequest(self._session.slot)
+        self._save_asked = False
+        self._saved_step: int | None = self.restored.step if self.restored else None
+        self._closed = False
+
+    # ---- what users read and call
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps completed, over all restarts."""
+        return self._progress.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the present batch, from 0."""
+        return self._progress.epoch
+
+    @property
+    def is_update_step(self) -> bool:
+        """Whether the present batch completes an accumulation group, so that the optimizer is due."""
+        return self._completes_group(self._progress.batch + 1)
+
+    def log(self, **metrics: Any) -> None:
+        """Records numbers at the present step, for MLflow and the live view. Rank 0's are kept."""
+        self._meter.log(metrics)
+
+    def save(self) -> None:
+        """Asks for a checkpoint at the end of the present step. To be called on every rank alike."""
+        self._save_asked = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loop's own state: counters and data position of this rank."""
+        return {"progress": self._progress.state_dict(), "position": self._position.state_dict()}
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches, from the exact next one on, to the end of the last epoch.
+
+        Raises:
+            Preempted: it was asked to stop, and has saved.
+        """
+        try:
+            yield from self._all_batches()
+        except GeneratorExit:  # the user broke out of the loop
+            self._finish("SUCCEEDED")
+            raise
+        except BaseException as error:
+            self._fail(error)
+            raise
+        else:
+            self._finish("SUCCEEDED")
+
+    def __len__(self) -> int:
+        """Batches of all epochs together.
+
+        Raises:
+            TypeError: the loader has no length.
+        """
+        return len(self._loader) * self._epochs
+
+    # ---- the loop
+
+    def _all_batches(self) -> Iterator[Any]:
+        progress = self._progress
+        if self._done():
+            self._say(f"the run had finished at step {progress.step}; nothing is left to train")
+        while not self._done():
+            yield from self._epoch()
+
+    def _done(self) -> bool:
+        if self._max_steps is not None and self._progress.step >= self._max_steps:
+            return True
+        return self._loader is not None and self._progress.epoch >= self._epochs
+
+    def _epoch(self) -> Iterator[Any]:
+        progress, meter = self._progress, self._meter
+        if self._loader is None:
+            batches: Iterator[Any] = iter(range(progress.step, self._max_steps or 0))
+            self._position.restore_draws()
+        else:
+            meter.fetching()
+            batches = self._position.iterate()
+        nothing = object()
+        ended = False
+        while not ended and not self._done():
+            meter.fetching()
+            batch = next(batches, nothing)
+            if batch is nothing:
+                self._end_epoch()
+                return
+            meter.training(progress.step + 1)
+            yield batch
+            progress.batch += 1
+            if self._completes_group(progress.batch):
+                progress.step += 1
+                ended = self._ends_epoch()
+                if ended:
+                    self._exhaust(batches)
+                    self._next_epoch()
+                meter.stepped(progress.step, epoch=progress.epoch, total_steps=self._total_steps())
+                self._after_step()
+
+    def _completes_group(self, batch: int) -> bool:
+        return batch % self._accumulate == 0 or batch == self._batches_an_epoch()
+
+    def _batches_an_epoch(self) -> int | None:
+        try:
+            return len(self._loader)
+        except TypeError:
+            return None
+
+    def _ends_epoch(self) -> bool:
+        return self._loader is not None and self._progress.batch == self._batches_an_epoch()
+
+    def _exhaust(self, batches: Iterator[Any]) -> None:
+        """After the last batch: lets the loader end its epoch, and does not believe a wrong length."""
+        if next(batches, self) is not self:
+            raise InputError(
+                f"len(loader) is {self._batches_an_epoch()}, but it gave more batches; mend __len__ of its data set, or "
+                "remove it"
+            )
+
+    def _end_epoch(self) -> None:
+        """The loader ended by itself: its length was not known, or the last group was dropped."""
+        if self._progress.batch:
+            self._next_epoch()
+            return
+        raise InputError(
+            f"the loader gave no batch in epoch {self._progress.epoch}: its data set is empty, or smaller than one "
+            "batch with drop_last=True"
+        )
+
+    def _next_epoch(self) -> None:
+        self._session.emit("epoch_ended", epoch=self._progress.epoch)
+        self._progress.epoch += 1
+        self._progress.batch = 0
+
+    def _total_steps(self) -> int | None:
+        batches = self._batches_an_epoch()
+        if batches is None or self._loader is None:
+            return self._max_steps
+        total = -(-batches // self._accumulate) * self._epochs
+        return total if self._max_steps is None else min(total, self._max_steps)
+
+    def _after_step(self) -> None:
+        step = self._progress.step
+        for report in self._checkpointer.poll():
+            self._tell(report)
+        asked, self._save_asked = self._save_asked, False
+        stop = self._asked_to_stop(step)
+        if asked or stop or self._cadence.due(step, step_seconds=self._meter.mean_step_seconds):
+            self._checkpoint()
+        if stop:
+            raise Preempted(f"stopped after step {step}, with a checkpoint of it")
+
+    def _asked_to_stop(self, step: int) -> bool:
+        if self._session.supervised:
+            return self._stop.due(step)
+        return self._agreement.any(self._stop.signalled)
+
+    # ---- checkpoints
+
+    def _restore(self) -> Restored | None:
+        restored: Restored | None = self._checkpointer.restore()
+        if restored is None:
+            return None
+        for skipped in restored.skipped:
+            self._session.emit("warning", message=f"checkpoint {skipped.path} was not used: {skipped.reason}")
+        if not restored.per_rank_restored:
+            former = self._checkpointer.restored_per_rank(0)
+            self._progress.load_state_dict(former["progress"])
+            self._position.load_from_another_world(former["position"])
+        high = self._session.slot.high_step
+        self._session.slot.beat(restored.step, self._progress.epoch)
+        if self._session.rank == 0:
+            self._session.emit(
+                "restored", step=restored.step, seconds=restored.seconds, path=restored.path, source="volume",
+                again_steps=max(0, high - restored.step),
+            )  # fmt: skip
+            self._say(f"resumed from step {restored.step} ({restored.path}, {restored.seconds:.2f} s)")
+        return restored
+
+    def _checkpoint(self) -> None:
+        step = self._progress.step
+        if self._saved_step == step:
+            return
+        self._meter.saving()
+        if self._session.rank == 0:
+            self._session.emit("checkpoint_started", step=step)
+        self._checkpointer.save(step, metadata={"epoch": self._progress.epoch, "batch": self._progress.batch})
+        self._saved_step = step
+        self._cadence.saved(step)
+
+    def _tell(self, report: SaveReport) -> None:
+        """A background save has ended."""
+        self._cadence.measured(blocked_seconds=report.blocked_seconds, save_seconds=report.save_seconds)
+        if self._session.rank != 0:
+            return
+        if report.error is not None:
+            self._session.emit("checkpoint_failed", step=report.step, message=report.error)
+            self._say(f"checkpoint of step {report.step} failed: {report.error}")
+            return
+        self._session.emit(
+            "checkpoint_committed", step=report.step, blocked_seconds=report.blocked_seconds,
+            save_seconds=report.save_seconds, size_bytes=report.size_bytes, path=report.path,
+        )  # fmt: skip
+
+    # ---- the end
+
+    def _finish(self, state: Any) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._checkpoint()
+        self._close_checkpointer()
+        self._meter.idle()
+        self._close(state, None)
+
+    def _fail(self, error: BaseException) -> None:
+        """The user's step raised, or the run is to stop: what was saved so far is committed if it can be."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._close_checkpointer()
+        finally:
+            self._close("PREEMPTED" if isinstance(error, Preempted) else "FAILED", error)
+
+    def _close_checkpointer(self) -> None:
+        self._meter.saving()
+        try:
+            self._checkpointer.wait()
+        finally:
+            for report in self._checkpointer.poll():
+                self._tell(report)
+            self._checkpointer.close()
+
+    def _close(self, state: Any, error: BaseException | None) -> None:
+        self._meter.close()
+        self._stop.close()
+        self._session.write_status(state, step=self._progress.step, epoch=self._progress.epoch, error=error)
+        if not self._session.supervised:
+            self._session.slot.finish()
+        self._session.close()
+
+    def _say(self, text: str) -> None:
+        if self._session.rank == 0:
+            print(f"sgpu: {text}", flush=True)
+
+
+def _check(*, loader: Any, epochs: Any, max_steps: Any, accumulate: Any, extra: Any) -> None:
+    for name, value in (("epochs", epochs), ("accumulate", accumulate), ("max_steps", max_steps)):
+        if value is None and name == "max_steps":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise InputError(f"TrainLoop({name}=...) must be a whole number, 1 or more; found {value!r}")
+    if loader is None and max_steps is None:
+        raise InputError("TrainLoop needs loader=..., or max_steps=... where the loop has no loader")
+    for name, part in (extra or {}).items():
+        if name in ("model", "optimizer", "scheduler"):
+            raise InputError(f"TrainLoop(extra=...): the name {name!r} is taken; use another")
+        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+            raise InputError(
+                f"TrainLoop(extra={{{name!r}: ...}}): a {type(part).__name__} has no state_dict and load_state_dict; "
+                "wrap it in a small class that has"
+            )
+
+
+def _policy(session: Session, checkpoints: Any, every: Any) -> CheckpointPolicy:
+    policy = session.policy
+    if isinstance(checkpoints, CheckpointPolicy):
+        policy = checkpoints
+    elif checkpoints is not None:
+        policy = replace(policy, root=str(checkpoints))
+    if every is not None:
+        policy = replace(policy, every_steps=every, every_seconds=None)
+    return policy

@@ -1,0 +1,80 @@
+"""What a step cost, and where this rank's time goes: the spool, the heartbeat and the ledger in one place."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sgpu.contract.heartbeat import Category, Section
+from sgpu.metrics.recorder import Recorder
+from sgpu.training.session import Session
+
+_MEMORY = 0.9  # how much of the running mean of a step's time stays
+
+
+class Meter:
+    """Follows the loop: `fetching`, `training`, `stepped` in turn, `saving` and `saved` around a checkpoint."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._slot = session.slot
+        self._recorder = Recorder(session.run, rank=session.rank, generation=session.generation)
+        self._values: dict[str, Any] = {}
+        self._at = time.perf_counter()
+        self._fetch_seconds = 0.0
+        self._first = True
+        self.mean_step_seconds = 0.0
+
+    def fetching(self) -> None:
+        """The loop waits for a batch."""
+        self._at = time.perf_counter()
+        self._slot.enter(Section.FIRST_STEP if self._first else Section.DATA)
+        self._slot.account(Category.DATA)
+
+    def training(self, step: int) -> None:
+        """A batch is there; the user's code trains on it to complete `step`."""
+        now = time.perf_counter()
+        self._fetch_seconds += now - self._at
+        self._at = now
+        self._slot.enter(Section.FIRST_STEP if self._first else Section.STEP)
+        self._slot.account(Category.RECOMPUTING if step <= self._slot.high_step else Category.PRODUCTIVE)
+
+    def log(self, values: dict[str, Any]) -> None:
+        """Adds to the values of the step in progress; a later value of a name replaces an earlier."""
+        self._values.update(values)
+
+    def stepped(self, step: int, *, epoch: int, total_steps: int | None) -> None:
+        """A step is complete."""
+        seconds = time.perf_counter() - self._at
+        self.mean_step_seconds = seconds if self._first else _MEMORY * self.mean_step_seconds + (1 - _MEMORY) * seconds
+        again = step <= self._slot.high_step
+        self._slot.beat(step, epoch, total_steps if total_steps is not None else -1)
+        values = {"fetch_seconds": self._fetch_seconds, "step_seconds": seconds}
+        if self._session.rank == 0:
+            values.update(self._values)
+        self._recorder.log(step, values)
+        self._values.clear()
+        self._fetch_seconds = 0.0
+        if self._first:
+            self._first = False
+            self._session.emit("first_step", step=step, again=again)
+
+    def record(self, step: int, **values: float) -> None:
+        self._recorder.log(step, values)
+
+    def saving(self) -> None:
+        """A checkpoint is being taken; what was measured up to it must not be lost with this process."""
+        self._recorder.flush()
+        self._slot.enter(Section.CHECKPOINT)
+        self._slot.account(Category.CHECKPOINT)
+
+    def idle(self) -> None:
+        self._slot.enter(Section.USER)
+        self._slot.account(Category.IDLE)
+
+    def restoring(self) -> None:
+        self._slot.enter(Section.INIT)
+        self._slot.account(Category.RESTORING)
+
+    def close(self) -> None:
+        self._recorder.close()

@@ -1,0 +1,124 @@
+"""Counters of the loop, and the loader's position, as things that are checkpointed a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sgpu.contract.errors import PositionError
+from sgpu.training.rng import RngState
+
+
+class Progress:
+    """Where the loop is.
+
+    Attributes:
+        step: optimizer steps completed.
+        epoch: of the next batch.
+        batch: batches of this epoch that were trained.
+    """
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.epoch = 0
+        self.batch = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"step": self.step, "epoch": self.epoch, "batch": self.batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.step, self.epoch, self.batch = int(state["step"]), int(state["epoch"]), int(state["batch"])
+
+
+class Position:
+    """A rank's place in its loader and its random streams, made to resume at the exact next batch.
+
+    A loader that can tell its state (ours, torchdata's) is set to it. Any other is replayed: its iterator is made anew
+    from the random state that the epoch began with, and the trained batches are drawn and dropped; exact for the same
+    world size, slow for long epochs.
+    """
+
+    def __init__(self, loader: Any, progress: Progress) -> None:
+        self._loader = loader
+        self._progress = progress
+        self._rng = RngState()
+        self._epoch_rng: dict[str, Any] | None = None
+        self._restored_rng: dict[str, Any] | None = None
+        self._replay = 0
+
+    @property
+    def stateful(self) -> bool:
+        return hasattr(self._loader, "state_dict") and hasattr(self._loader, "load_state_dict")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Taken between two batches."""
+        state: dict[str, Any] = {"rng": self._rng.state_dict(), "batch": self._progress.batch}
+        if self._progress.batch:
+            state["epoch_rng"] = self._epoch_rng
+        if self._loader is not None and self.stateful:
+            state["loader"] = self._loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Applies what can be applied now; the generators follow in `iterate`, when the iterator exists."""
+        self._restored_rng = state["rng"]
+        self._epoch_rng = state.get("epoch_rng")
+        self._load_loader(state)
+        if self._loader is not None and not self.stateful:
+            self._replay = int(state["batch"])
+
+    def load_from_another_world(self, state: dict[str, Any]) -> None:
+        """The world size has changed: the data position carries over, if it is the same for all ranks; draws do not."""
+        saved = state.get("loader")
+        if self._loader is not None and not (isinstance(saved, dict) and saved.get("global")):
+            raise PositionError(
+                f"the checkpoint was made with another world size, and the position of {type(self._loader).__name__} "
+                "belongs to its ranks alone. Resume with the former world size, use sgpu.data.DataLoader over a "
+                "VolumeDataset or a map-style data set, or start a new run at an epoch's edge."
+            )
+        self._load_loader(state)
+
+    def _load_loader(self, state: dict[str, Any]) -> None:
+        if self._loader is not None and self.stateful and "loader" in state:
+            self._loader.load_state_dict(state["loader"])
+
+    def restore_draws(self) -> None:
+        """Where there is no loader: the generators as they were."""
+        restored, self._restored_rng = self._restored_rng, None
+        if restored is not None:
+            self._rng.load_state_dict(restored)
+
+    def iterate(self) -> Iterator[Any]:
+        """The rest of the current epoch's batches."""
+        restored, self._restored_rng = self._restored_rng, None
+        replay, self._replay = self._replay, 0
+        at_edge = self._progress.batch == 0
+        if restored is not None and at_edge:
+            self._rng.load_state_dict(restored)
+        elif restored is not None and self._epoch_rng is not None:
+            self._rng.load_state_dict(self._epoch_rng)
+        if self._epoch_rng is None or at_edge:
+            self._epoch_rng = self._rng.state_dict()
+        self._tell_epoch()
+        iterator: Iterator[Any] = iter(self._loader)
+        for number in range(replay):
+            if next(iterator, self) is self:
+                raise PositionError(
+                    f"the checkpoint was made after batch {replay} of epoch {self._progress.epoch}, but the loader ended "
+                    f"after {number}: its data set or batch size has changed since"
+                )
+        if restored is not None and not at_edge:
+            self._rng.load_state_dict(restored)
+        return iterator
+
+    def _tell_epoch(self) -> None:
+        """Samplers that shuffle by epoch are told which one it is (a loader that keeps its own state knows)."""
+        if self.stateful:
+            return
+        for part in (
+            self._loader,
+            *(getattr(self._loader, name, None) for name in ("sampler", "batch_sampler", "dataset")),
+        ):
+            tell = getattr(part, "set_epoch", None)
+            if tell is not None:
+                tell(self._progress.epoch)

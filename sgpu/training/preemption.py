@@ -1,0 +1,49 @@
+"""Being asked to stop: by the supervisor through the heartbeat page, or by a signal."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from sgpu.contract.heartbeat import Request, Slot
+
+
+class Preempted(BaseException):
+    """Raised out of the loop once its state is saved. No Exception: a user's `except Exception` must not stop it."""
+
+
+class StopRequest:
+    """Whether this rank was asked to save and stop, and by when.
+
+    SIGTERM and SIGUSR1 set a flag (only where this is the main thread and nobody else handles them).
+    """
+
+    def __init__(self, slot: Slot | None) -> None:
+        self._slot = slot
+        self._signal: int | None = None
+        self._restore: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGUSR1):
+                if signal.getsignal(number) is signal.SIG_DFL:
+                    self._restore[number] = signal.signal(number, self._note)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self._signal = number
+
+    @property
+    def signalled(self) -> bool:
+        """Whether this rank got a signal; other ranks may not have."""
+        return self._signal is not None
+
+    def due(self, step: int) -> bool:
+        """Whether the supervisor asked to stop after `step` (the same step for every rank)."""
+        if self._slot is None:
+            return False
+        asked = self._slot.requested()
+        return asked.what is Request.SAVE_AND_STOP and step >= asked.stop_step
+
+    def close(self) -> None:
+        for number, handler in self._restore.items():
+            signal.signal(number, handler)

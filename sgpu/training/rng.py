@@ -1,0 +1,63 @@
+"""Random number generators of a rank: Python, NumPy, torch, CUDA. Seeding, and state that loads with weights_only."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+
+def seed_everything(seed: int) -> int:
+    """Seeds Python, NumPy, torch and (where it is already in use or available) CUDA in this process.
+
+    Args:
+        seed: any whole number; NumPy takes it modulo 2**32.
+
+    Returns:
+        The seed.
+    """
+    import numpy as np
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)  # CUDA's generators too, lazily where CUDA has not started
+    return seed
+
+
+class RngState:
+    """All generators of this process, as one Checkpointable."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain containers, ints, floats, strings and uint8 tensors only."""
+        import numpy as np
+        import torch
+
+        version, internal, gauss = random.getstate()
+        kind, keys, position, has_gauss, cached = np.random.get_state()
+        state: dict[str, Any] = {
+            "python": {"version": version, "internal": list(internal), "gauss": gauss},
+            "numpy": {
+                "kind": kind,
+                "keys": torch.from_numpy(np.asarray(keys).astype(np.int64)),
+                "position": int(position),
+                "has_gauss": int(has_gauss),
+                "cached": float(cached),
+            },
+            "torch": torch.get_rng_state(),
+        }
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            state["cuda"] = torch.cuda.get_rng_state()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        import numpy as np
+        import torch
+
+        saved = state["python"]
+        random.setstate((saved["version"], tuple(saved["internal"]), saved["gauss"]))
+        saved = state["numpy"]
+        keys = saved["keys"].numpy().astype(np.uint32)
+        np.random.set_state((saved["kind"], keys, saved["position"], saved["has_gauss"], saved["cached"]))
+        torch.set_rng_state(state["torch"])
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state["cuda"])

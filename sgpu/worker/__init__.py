@@ -1,0 +1,1 @@
+"""One process a GPU: set up, call the user's function, write its outcome. Started by command, never imported."""

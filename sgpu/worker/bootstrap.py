@@ -1,0 +1,148 @@
+"""What happens around the user's function in one worker: set up, call, write the outcome, leave."""
+
+from __future__ import annotations
+
+import faulthandler
+import io
+import os
+import pathlib
+import pickle
+import random
+import signal
+import sys
+import traceback
+from typing import Any
+
+import cloudpickle
+
+from sgpu.contract import payload
+from sgpu.contract.heartbeat import Page, Slot
+from sgpu.contract.outcome import Outcome
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec, read_spec
+from sgpu.training import Preempted, seed_everything
+from sgpu.worker.cpu import allow_nccl_names
+
+# Fails the same way each time, whatever machine it runs on.
+_UNRECOVERABLE = (ImportError, NameError, SyntaxError, NotImplementedError)
+# What peers of a rank that ended see, by what torch's back-ends say (they raise plain RuntimeErrors).
+_COLLATERAL = (
+    "connection closed by peer",
+    "connection reset by peer",
+    "broken pipe",
+    "connectfullmesh",
+    "socket timeout",
+    "connection refused",
+    "remote process exited or there was a network error",
+    "failed to recv",
+    "failed to send",
+    "application timeout caused pair closure",
+)
+
+
+def run_worker(root: pathlib.Path, rank: int, generation: int) -> None:
+    """Calls the run's function as `rank` of `generation` and leaves its outcome in the run folder.
+
+    Raises:
+        SystemExit: always; 0 where there is a result, 1 where there is an exception, 3 where the run was preempted.
+    """
+    run = RunDir(root)
+    spec = read_spec(run)
+    slot = Page(run.heartbeat).slot(rank)
+    slot.start(generation)
+    with (run.attempt(generation, rank) / "stacks").open("wb") as stacks:
+        faulthandler.enable(stacks, all_threads=True)
+        faulthandler.register(signal.SIGUSR2, stacks, all_threads=True, chain=False)
+        outcome = _call(run, spec, slot, rank, generation)
+        outcome.write(run)
+        slot.finish()
+        _leave_group(outcome.kind)
+        faulthandler.disable()
+    raise SystemExit({"result": 0, "preempted": 3}.get(outcome.kind, 1))
+
+
+def _call(run: RunDir, spec: RunSpec, slot: Slot, rank: int, generation: int) -> Outcome:
+    """The user's function, and what came of it; nothing that it raises gets past here."""
+    who = {"rank": rank, "generation": generation}
+    try:
+        _set_up(run, spec, rank)
+        call = payload.unpack(run.payload.read_bytes())
+        value = call.function(*call.args, **call.kwargs)
+        content, problem = _pack_result(value)
+        return Outcome(
+            kind="result",
+            rank=rank,
+            generation=generation,
+            step=slot.read().step,
+            result=content,
+            result_problem=problem,
+        )
+    except Preempted as error:
+        return Outcome(kind="preempted", step=slot.read().step, message=str(error), rank=rank, generation=generation)
+    except Exception as error:  # noqa: BLE001 - user code may raise anything; it is told to the user as it is
+        return _exception(error, "exception", slot, **who)
+    except BaseException as error:  # noqa: BLE001 - sys.exit or KeyboardInterrupt: no result, and the run must know
+        return _exception(error, "exit", slot, **who)
+
+
+def _set_up(run: RunDir, spec: RunSpec, rank: int) -> None:
+    folders = [str(run.code), *spec.sys_path]
+    sys.path[:] = folders + [entry for entry in sys.path if entry not in folders]
+    os.chdir(spec.working_dir)
+    sys.argv = [spec.name]
+    if spec.accelerator == "cpu":
+        allow_nccl_names()
+    # Each rank draws a stream of its own, the same one after a restart.
+    seed_everything(random.Random(f"{spec.seed}/{rank}").getrandbits(63))
+
+
+class _ResultPickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """GPU tensors come back as CPU tensors: the notebook may have no GPU, or need its memory."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            return value.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return super().reducer_override(value)
+
+
+def _pack_result(value: Any) -> tuple[bytes | None, str | None]:
+    buffer = io.BytesIO()
+    try:
+        _ResultPickler(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    except Exception as error:  # noqa: BLE001 - user objects' reducers may raise anything
+        return None, f"a {type(value).__qualname__} cannot be pickled: {type(error).__name__}: {error}"
+    return buffer.getvalue(), None
+
+
+def _exception(error: BaseException, kind: Any, slot: Slot, *, rank: int, generation: int) -> Outcome:
+    try:
+        content: bytes | None = cloudpickle.dumps(error)
+        pickle.loads(content or b"")
+    except Exception:  # noqa: BLE001 - exceptions with odd constructors: their text goes instead
+        content = None
+    text = _user_traceback(error)
+    print(text, file=sys.stderr, flush=True)
+    message = str(error)
+    return Outcome(
+        kind=kind, rank=rank, generation=generation, step=slot.read().step, exception=content,
+        exception_type=type(error).__qualname__, message=message, traceback=text,
+        collateral=isinstance(error, (RuntimeError, OSError)) and any(mark in message.lower() for mark in _COLLATERAL),
+        unrecoverable=isinstance(error, _UNRECOVERABLE),
+    )  # fmt: skip
+
+
+def _user_traceback(error: BaseException) -> str:
+    """The traceback from the user's own first frame on."""
+    at = error.__traceback__
+    here = os.path.dirname(__file__)
+    while at is not None and at.tb_frame.f_code.co_filename.startswith(here) and at.tb_next is not None:
+        at = at.tb_next
+    return "".join(traceback.format_exception(type(error), error, at)).rstrip()
+
+
+def _leave_group(kind: str) -> None:
+    """A rank that succeeded says good-bye to its group; one that failed just goes, so that its peers notice at once."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    if kind == "result" and distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()

@@ -1,0 +1,221 @@
+"""A warm process from which workers are forked: torch is imported once a node, so a restart costs what the work costs.
+
+    python -m sgpu.worker.zygote COMMAND_FD REPLY_FD
+
+Commands and replies are JSON lines (see `Zygote.obey`). It stays single-threaded and never starts CUDA; where a library
+started threads at import all the same, workers are executed afresh instead of forked, and the `ready` reply says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pathlib
+import selectors
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from sgpu.contract.process import die_with_parent
+
+_WARM = (
+    "torch",
+    "torch.distributed",
+    "torch.distributed.checkpoint",
+    "torch.distributed.tensor",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "numpy",
+    "cloudpickle",
+    "sgpu.worker.bootstrap",
+    "sgpu.training",
+    "sgpu.data",
+    "sgpu.checkpoint",
+)
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+class Zygote:
+    """Obeys the agent, forks, reaps.
+
+    Commands:
+        {"op": "worker", "id", "environment", "log", "run", "rank", "generation"}
+        {"op": "store", "id", "log"}
+    Replies:
+        {"event": "ready", "forks", "seconds"}
+        {"event": "started", "id", "pid"}
+        {"event": "store", "id", "port"}
+        {"event": "exited", "pid", "status"}   status as os.waitpid gives it
+    """
+
+    def __init__(self, commands: int, replies: int) -> None:
+        self._commands = commands
+        self._replies = replies
+        self._forks = True
+
+    def serve(self) -> None:
+        started = time.monotonic()
+        for name in _WARM:
+            importlib.import_module(name)
+        self._forks = threads() == 1
+        gc.collect()
+        gc.freeze()
+        wake_read, wake_write = os.pipe()
+        for descriptor in (wake_read, wake_write):
+            os.set_blocking(descriptor, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._reply(event="ready", forks=self._forks, seconds=time.monotonic() - started)
+        selector = selectors.DefaultSelector()
+        selector.register(self._commands, selectors.EVENT_READ)
+        selector.register(wake_read, selectors.EVENT_READ)
+        buffer = b""
+        while True:
+            ready = {key.fd for key, _ in selector.select()}
+            if wake_read in ready:
+                os.read(wake_read, 4096)
+                self._reap()
+            if self._commands in ready:
+                chunk = os.read(self._commands, 65536)
+                if not chunk:
+                    return
+                *lines, buffer = (buffer + chunk).split(b"\n")
+                for line in lines:
+                    self.obey(json.loads(line))
+
+    def obey(self, command: dict[str, Any]) -> None:
+        child = _worker if command["op"] == "worker" else _store
+        store_read, store_write = os.pipe() if command["op"] == "store" else (-1, -1)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            _in_child(command, parent, child, store_write, fresh=not self._forks)
+        self._reply(event="started", id=command["id"], pid=pid)
+        if command["op"] == "store":
+            os.close(store_write)
+            with os.fdopen(store_read) as file:
+                port = file.readline()
+            if port:
+                self._reply(event="store", id=command["id"], port=int(port))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._reply(event="exited", pid=pid, status=status)
+
+    def _reply(self, **reply: Any) -> None:
+        os.write(self._replies, (json.dumps(reply) + "\n").encode())
+
+
+def _in_child(
+    command: dict[str, Any], parent: int, child: Callable[..., None], store_write: int, *, fresh: bool
+) -> NoReturn:
+    """A forked child's whole life. It never returns into the zygote's loop."""
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        die_with_parent(parent)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _take_log(pathlib.Path(command["log"]), keep=store_write)
+        if child is _store:
+            _store(store_write)
+        elif fresh:
+            _execute(command)
+        else:
+            _worker(command)
+        status = 0
+    except SystemExit as error:
+        status = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001 - the last frame of a process: told in its log, and by its status
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _take_log(log: pathlib.Path, keep: int) -> None:
+    """Standard streams become this rank's log; every other descriptor of the zygote is closed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2 and number != keep:
+            try:
+                os.close(number)
+            except OSError:
+                continue  # the listing's own descriptor
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+
+
+def _worker(command: dict[str, Any]) -> None:
+    from sgpu import settings
+    from sgpu.contract import failpoint
+    from sgpu.worker.bootstrap import run_worker
+
+    gc.enable()
+    settings.adopt(command["environment"])
+    failpoint.reset()
+    run_worker(pathlib.Path(command["run"]), command["rank"], command["generation"])
+
+
+def _execute(command: dict[str, Any]) -> None:
+    arguments = [command["run"], str(command["rank"]), str(command["generation"])]
+    os.execve(
+        sys.executable, [sys.executable, "-m", "sgpu.worker", *arguments], {**os.environ, **command["environment"]}
+    )
+
+
+def _store(port_to: int) -> None:
+    """Hosts a generation's TCPStore on loopback until the zygote ends it."""
+    import socket
+    from datetime import timedelta
+
+    from torch.distributed import TCPStore
+
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(1024)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        "127.0.0.1",
+        port,
+        None,
+        True,
+        timedelta(seconds=60),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    os.write(port_to, f"{port}\n".encode())
+    os.close(port_to)
+    while store is not None:
+        signal.pause()
+
+
+def main() -> None:
+    parent = os.getppid()
+    die_with_parent(parent)
+    Zygote(int(sys.argv[1]), int(sys.argv[2])).serve()
+
+
+if __name__ == "__main__":
+    main()
