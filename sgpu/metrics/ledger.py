@@ -1,0 +1,109 @@
+"""From the heartbeat page to goodput: the share of all ranks' seconds in which training went forward."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sgpu.contract.heartbeat import Beat, Category, Page
+from sgpu.metrics.progress import Point
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodputReport:
+    """Where the ranks' time went.
+
+    Attributes:
+        seconds: by category (lower case names of `Category`), summed over the ranks.
+        wall_seconds: of the rank that has been there longest.
+        goodput: productive seconds / all seconds, 0 to 1; 0 before there are any.
+        ranks: how many.
+    """
+
+    seconds: dict[str, float]
+    wall_seconds: float
+    goodput: float
+    ranks: int
+
+
+def from_beats(beats: Sequence[Beat], until_ns: int | None = None) -> GoodputReport:
+    """Sums the ledgers; the open interval of each rank counts up to `until_ns` (monotonic), or not at all."""
+    ledgers = [beat.ledger_seconds(until_ns) for beat in beats]
+    seconds = {c.name.lower(): sum(ledger[c.name.lower()] for ledger in ledgers) for c in Category}
+    total = sum(seconds.values())
+    return GoodputReport(
+        seconds=seconds,
+        wall_seconds=max((sum(ledger.values()) for ledger in ledgers), default=0.0),
+        goodput=seconds["productive"] / total if total > 0 else 0.0,
+        ranks=len(ledgers),
+    )
+
+
+def from_page(path: pathlib.Path, until_ns: int | None = None) -> GoodputReport:
+    """As `from_beats`, from a run's heartbeat page.
+
+    Raises:
+        FileNotFoundError: the run has not got that far.
+        ValueError: it is no heartbeat page of this version.
+    """
+    page = Page(path)
+    try:
+        return from_beats(page.beats(), until_ns)
+    finally:
+        page.close()
+
+
+class PageReader:
+    """The page of a run that may not have made it yet."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self._path = path
+        self._page: Page | None = None
+
+    def beats(self) -> list[Beat]:
+        """Empty until there is a page.
+
+        Raises:
+            ValueError: it is no heartbeat page of this version.
+        """
+        if self._page is None:
+            try:
+                self._page = Page(self._path)
+            except FileNotFoundError:
+                return []
+        return self._page.beats()
+
+    def close(self) -> None:
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+
+
+class GoodputSeries:
+    """`goodput` by step. A step's value is held back until the next step, so that each step has one: its last."""
+
+    def __init__(self, *, every_seconds: float) -> None:
+        self._every, self._given_at = every_seconds, float("-inf")
+        self._held: Point | None = None
+
+    def look(self, beats: Sequence[Beat], *, now_ns: int, time_seconds: float) -> list[Point]:
+        """`now_ns`: monotonic. Gives a point at most every so many seconds."""
+        if not beats:
+            return []
+        before, self._held = self._held, _goodput_point(beats, now_ns, time_seconds)
+        if before is None or self._held.step <= before.step or now_ns / 1e9 - self._given_at < self._every:
+            return []
+        self._given_at = now_ns / 1e9
+        return [before]
+
+    def last(self, beats: Sequence[Beat], *, until_ns: int, time_seconds: float) -> list[Point]:
+        """The final value."""
+        return [_goodput_point(beats, until_ns, time_seconds)] if beats else []
+
+
+def _goodput_point(beats: Sequence[Beat], until_ns: int, time_seconds: float) -> Point:
+    """At the step that every rank has reached."""
+    report = from_beats(beats, until_ns)
+    step = min(beat.high_step for beat in beats)
+    return Point(key="goodput", value=report.goodput, step=step, time_seconds=time_seconds)
