@@ -6,6 +6,7 @@ import functools
 import importlib.metadata
 import inspect
 import os
+import pathlib
 import platform
 import secrets
 import subprocess
@@ -145,7 +146,7 @@ class DistributedFunction:
         return RunSpec(
             id=new_run_id(self._name), name=self._name, created=time.time(), backend=backend.name,
             world_size=world, gpus_per_node=world, accelerator="cuda" if machine.gpus else "cpu",
-            seed=secrets.randbits(31), tracking=_tracking(), python=sys.executable, working_dir=working_dir,
+            seed=secrets.randbits(31), tracking=_tracking(working_dir), python=sys.executable, working_dir=working_dir,
             sys_path=tuple(dict.fromkeys(path or working_dir for path in sys.path)),
             environment=self._options.env, checkpoints=self._options.checkpoints, restarts=self._options.restarts,
             timeout_seconds=self._options.timeout_seconds, launcher=vars(this_process()),
@@ -203,15 +204,10 @@ def _check_writable(root: str) -> None:
     check_writable(root)
 
 
-def _tracking() -> Tracking:
-    from sgpu.metrics.mlflow_reader import active_context, default_tracking
+def _tracking(working_dir: str) -> Tracking:
+    from sgpu.metrics.mlflow_reader import choose_tracking
 
-    here = active_context()
-    return Tracking(
-        uri=settings.tracking_uri() or here.uri or default_tracking(settings.home()),
-        experiment=here.experiment or settings.experiment_name(),
-        parent_run_id=here.run_id,
-    )
+    return choose_tracking(settings.home(), pathlib.Path(working_dir))
 
 
 def _parameters(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
