@@ -1,0 +1,108 @@
+"""Which checkpoints of a root exist, and which are valid by the cheap check. Without torch.
+
+A checkpoint exists when its commit record (`.metadata`) does. The cheap check reads the record and the manifest, and
+compares each file's size; it reads no tensor.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from sgpu.checkpoint import checksum, metadata_pickle, names
+from sgpu.checkpoint.manifest import Manifest
+from sgpu.checkpoint.metadata_pickle import CheckpointIndex
+from sgpu.checkpoint.storage import Store, open_store
+from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Opened:
+    """A committed checkpoint that passed the cheap check. `manifest` is None for a plain DCP folder (unverified)."""
+
+    folder: str
+    path: str
+    index: CheckpointIndex
+    manifest: Manifest | None
+
+
+def committed(store: Store) -> list[names.StepFolder]:
+    """Folders with a commit record, newest first."""
+    return [
+        found
+        for found in names.step_folders(store.names(""))
+        if store.size(f"{found.name}/{names.METADATA}") is not None
+    ]
+
+
+def open_checkpoint(store: Store, folder: str) -> Opened:
+    """The cheap check.
+
+    Raises:
+        CheckpointNotFoundError: no commit record.
+        CheckpointCorruptError: something is missing or has another size; names the file.
+        UnsafeCheckpointError: the record asks for code.
+    """
+    path = f"{store.url}/{folder}" if folder else store.url
+    prefix = f"{folder}/" if folder else ""
+    try:
+        record = store.read(prefix + names.METADATA)
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        raise CheckpointNotFoundError(
+            f"{path} holds no committed checkpoint: {names.METADATA}, which is written last, is not there.", path=path
+        ) from None
+    index = metadata_pickle.parse(record, path)
+    manifest = None
+    if store.size(prefix + names.MANIFEST) is not None:
+        manifest = Manifest.from_bytes(store.read(prefix + names.MANIFEST), path)
+        expected = manifest.files.get(names.METADATA)
+        if expected is None or checksum.of(record) != expected.crc32c or len(record) != expected.size_bytes:
+            raise _damaged(path, names.METADATA, "its bytes are not those that were written")
+    elif index.ours:
+        raise _damaged(path, names.MANIFEST, "it is missing")
+    for file, (size, exact) in _expected_sizes(index, manifest).items():
+        found = store.size(prefix + file)
+        if found is None:
+            raise _damaged(path, file, "it is missing")
+        if found != size if exact else found < size:
+            raise _damaged(path, file, f"it has {found} bytes and should have {size}")
+    return Opened(folder=folder, path=path, index=index, manifest=manifest)
+
+
+def _expected_sizes(index: CheckpointIndex, manifest: Manifest | None) -> dict[str, tuple[int, bool]]:
+    """File -> (bytes, whether that is exact)."""
+    sizes: dict[str, tuple[int, bool]] = {}
+    for place in index.places.values():
+        sizes[place.file] = (max(sizes.get(place.file, (0, False))[0], place.offset + place.size_bytes), False)
+    if manifest is not None:
+        sizes.update({name: (entry.size_bytes, True) for name, entry in manifest.files.items()})
+    return sizes
+
+
+def _damaged(path: str, file: str, what: str) -> CheckpointCorruptError:
+    return CheckpointCorruptError(
+        f"{path} is damaged: {file}: {what}. Use another checkpoint; this one was left as it is.", path=path, file=file
+    )
+
+
+def newest_valid(store: Store) -> Opened | None:
+    """The newest checkpoint that passes the cheap check."""
+    for found in committed(store):
+        try:
+            return open_checkpoint(store, found.name)
+        except CheckpointError:
+            continue
+    return None
+
+
+def find_latest_valid(root: str | os.PathLike[str]) -> str | None:
+    """Path or URL of the newest checkpoint under `root` that is committed and whole by the cheap check.
+
+    Steps compare as numbers. Folders count whose whole name is `step-<n>`, `step-<n>.a<k>`, `step_<n>` or
+    `checkpoint-<n>`. Tensor bytes are checked when they are read.
+
+    Returns:
+        None where there is none, also where `root` does not exist.
+    """
+    found = newest_valid(open_store(root))
+    return None if found is None else found.path

@@ -1,0 +1,343 @@
+"""`Checkpointer`: saves in the background, restores the newest checkpoint that is whole."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from sgpu.checkpoint import commit, names, parts, retention
+from sgpu.checkpoint.commit import Commit
+from sgpu.checkpoint.ranks import Ranks
+from sgpu.checkpoint.reports import Restored, SaveReport
+from sgpu.checkpoint.restore import Restorer
+from sgpu.checkpoint.stage import Staged, Stager
+from sgpu.checkpoint.storage import Store, open_store
+from sgpu.checkpoint.writers import HelperWriter, ThreadWriter, Writer
+from sgpu.contract.errors import CheckpointError, CheckpointSaveError, InputError
+from sgpu.contract.failpoint import failpoint
+from sgpu.contract.policies import CheckpointPolicy
+
+log = logging.getLogger("sgpu.checkpoint")
+
+
+@dataclass(kw_only=True)
+class _Flight:
+    """The save that is under way."""
+
+    step: int
+    folder: str
+    started: float
+    blocked_seconds: float
+    size_bytes: int
+    work: Future[float]  # when it was done, by the monotonic clock
+
+
+class Checkpointer:
+    """Saves `state` and restores it, on all ranks together.
+
+    Order of calls: make it on every rank; `restore()`; then, in the same order on every rank, `save(step)` from time
+    to time and `poll()` as often as wished; `close()` at the end. `save` copies this rank's share and returns; it is
+    written and committed in the background, without collectives. A checkpoint exists for all ranks or for none.
+
+    Args:
+        policy: root, retention, and what happens when a background save fails.
+        state: name -> module (also wrapped in DDP, or sharded by FSDP2), optimizer, anything with `state_dict` and
+            `load_state_dict`, or a dictionary, list or tensor. The same on every rank: values that are not tensors
+            are compared.
+        per_rank: name -> anything with `state_dict` and `load_state_dict` whose state is kept for each rank: random
+            generators, loader position, counters.
+        root: beats `policy.root`.
+        rank, world_size: None: as `sgpu.runtime` says.
+        generation: of the run, for people who look into the root.
+        store: beats `root`; for a store of your own, which is then written from a thread of this process.
+        timeout_seconds: a save that makes no progress for so long has failed.
+
+    Raises:
+        InputError: an entry of `state` could not be restored, or ranks are not as torch.distributed has them.
+        CheckpointError: there is no root, or it cannot be written.
+    """
+
+    def __init__(
+        self,
+        policy: CheckpointPolicy,
+        state: Mapping[str, Any],
+        *,
+        per_rank: Mapping[str, Any] | None = None,
+        root: str | os.PathLike[str] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        generation: int = 0,
+        store: Store | None = None,
+        timeout_seconds: float = 600.0,
+    ) -> None:
+        where = root if root is not None else policy.root
+        if store is None and where is None:
+            raise CheckpointError("there is no place for checkpoints: give root, or CheckpointPolicy(root=...).")
+        self._policy = policy
+        self._parts = parts.build(dict(state))
+        self._per_rank = dict(per_rank or {})
+        _check_per_rank(self._per_rank)
+        self._store = store if store is not None else open_store(where or "")
+        self._timeout_seconds = timeout_seconds
+        self._ranks = Ranks(rank, world_size, timeout_seconds)
+        self._stager = Stager(self._parts, self._per_rank, self._ranks.rank, self._ranks.world_size)
+        in_process = store is not None or self._store.local_root is None
+        self._writer: Writer = (ThreadWriter if in_process else HelperWriter)(self._store, self._stager.segment)
+        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sgpu-checkpoint")
+        self._attempt = self._agree_on_attempt(generation)
+        self._used: set[int] = set()
+        self._restored_from: str | None = None
+        self._damaged: frozenset[str] = frozenset()
+        self._flight: _Flight | None = None
+        self._reports: list[SaveReport] = []
+        self._error: CheckpointSaveError | None = None
+        self._closed = False
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def restore(self) -> Restored | None:
+        """Puts the newest valid checkpoint into the live objects; all ranks take the same one.
+
+        A damaged one is passed over by all ranks together, reported in `Restored.skipped`, and left on disk.
+
+        Returns:
+            None where nothing was ever committed.
+
+        Raises:
+            CheckpointMismatchError: checkpoint and live objects do not fit; names missing, unexpected and different
+                keys. The live objects are untouched.
+            CheckpointCorruptError: there are checkpoints, and all of them are damaged.
+        """
+        self.wait()
+        restorer = Restorer(self._store, self._parts, self._per_rank, self._ranks)
+        restored = restorer.restore()
+        if restored is not None:
+            self._restored_from = restored.path.rpartition("/")[2]
+            self._damaged = frozenset(skipped.path.rpartition("/")[2] for skipped in restored.skipped)
+        return restored
+
+    def restored_per_rank(self, rank: int) -> dict[str, Any]:
+        """Name -> state that some rank had when the restored checkpoint was written.
+
+        For another world size, where `Restored.per_rank_restored` is False.
+        """
+        if self._restored_from is None:
+            raise CheckpointError("nothing was restored: call restore() first, and see that it found a checkpoint.")
+        restorer = Restorer(self._store, self._parts, self._per_rank, self._ranks)
+        return restorer.per_rank_state(self._restored_from, rank)
+
+    def save(self, step: int, *, metadata: dict[str, Any] | None = None) -> None:
+        """Takes the state as it is now, and returns; the checkpoint appears in the background.
+
+        Waits for an earlier save that is still under way.
+
+        Args:
+            step: optimizer steps done.
+            metadata: for people, tools and `keep_best` (numbers, under their names or under "metrics"); JSON.
+
+        Raises:
+            CheckpointSaveError: an earlier save failed (on every rank; not with `on_error="warn"`), or the state
+                holds something that cannot be kept.
+        """
+        started = time.monotonic()
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise InputError(f"step must be a whole number, 0 or more; found {step!r}")
+        noted = _plain_json(metadata)
+        self._require_open()
+        self._settle(in_save=True)
+        self._raise_error()
+        folder = self._next_folder(step)
+        job = Commit(step=step, attempt=self._attempt, folder=folder, world_size=self._ranks.world_size, metadata=noted)
+        staged = self._stage(folder)
+        self._flight = _Flight(
+            step=step,
+            folder=folder,
+            started=started,
+            blocked_seconds=0.0,
+            size_bytes=staged.size_bytes,
+            work=self._background.submit(self._write_and_commit, staged, job),
+        )
+        self._flight.blocked_seconds = time.monotonic() - started
+
+    def before_optimizer_step(self) -> None:
+        """To be called before parameters change. Staging is finished when `save` returns, so there is nothing to do."""
+
+    def poll(self) -> list[SaveReport]:
+        """Saves that finished since the last call. Cheap."""
+        if self._flight is not None and self._flight.work.done():
+            self._settle()
+        reports, self._reports = self._reports, []
+        return reports
+
+    def wait(self) -> None:
+        """Waits until the save under way is committed.
+
+        Raises:
+            CheckpointSaveError: it, or an earlier one, failed (not with `on_error="warn"`).
+        """
+        self._settle()
+        self._raise_error()
+
+    def close(self) -> None:
+        """Waits, and ends what was started. Raises as `wait`."""
+        if self._closed:
+            return
+        self._closed = True
+        self._settle()
+        self._background.shutdown()
+        self._writer.close()
+        self._stager.segment.close()
+        self._ranks.close()
+        self._raise_error()
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise CheckpointError("this Checkpointer is closed; make another.", path=self._store.url)
+
+    def _agree_on_attempt(self, generation: int) -> int:
+        """A number never used in this root, so that no folder is ever written twice; the same on all ranks."""
+        told: int | str = ""
+        if self._ranks.rank == 0:
+            try:
+                told = retention.claim(self._store, generation)
+            except OSError as error:
+                told = f"{type(error).__name__}: {error}"
+        told = self._ranks.from_first(told)
+        if isinstance(told, str):
+            raise CheckpointError(f"checkpoints cannot be written to {self._store.url}: {told}", path=self._store.url)
+        return told
+
+    def _next_folder(self, step: int) -> str:
+        """A step that is saved again (also after a failure) goes to a fresh folder; every rank counts alike."""
+        if step in self._used:
+            self._attempt += 1
+            self._used.clear()
+            if self._ranks.rank == 0 and not self._store.create(names.claim_name(self._attempt), b"{}"):
+                raise CheckpointSaveError(
+                    f"another job writes checkpoints into {self._store.url}. Give each job a root of its own.",
+                    path=self._store.url,
+                    step=step,
+                )
+        self._used.add(step)
+        return names.folder_name(step, self._attempt)
+
+    def _stage(self, folder: str) -> Staged:
+        staged: Staged | None = None
+        try:
+            failpoint("checkpoint.stage", self._ranks.rank)
+            staged = self._stager.stage(folder)
+        finally:
+            if staged is None:
+                self._tell_failed(folder, "its state could not be staged")
+        return staged
+
+    def _write_and_commit(self, staged: Staged, job: Commit) -> float:
+        """Runs in the background thread."""
+        rank, done = self._ranks.rank, False
+        try:
+            written = self._writer.write(staged.job)
+            failpoint("checkpoint.shard_written", rank)
+            commit.tell_done(self._store, job.folder, staged.promise, written)
+            failpoint("checkpoint.done", rank)
+            if rank == 0:
+                commit.commit(self._store, job, self._timeout_seconds)
+            else:
+                commit.wait_for(self._store, job.folder, lambda found: int(names.METADATA in found), 1,
+                                self._timeout_seconds, "the commit by rank 0")  # fmt: skip
+            done = True
+        except (OSError, CheckpointError) as error:
+            self._tell_failed(job.folder, str(error))
+            done = True
+            raise CheckpointSaveError(
+                f"the checkpoint of step {job.step} was not saved: {error}",
+                path=f"{self._store.url}/{job.folder}",
+                step=job.step,
+                rank=error.facts.get("rank", rank) if isinstance(error, CheckpointError) else rank,
+            ) from error
+        finally:
+            if not done:
+                self._tell_failed(job.folder, "its background thread failed")
+        finished = time.monotonic()
+        if rank == 0:
+            self._prune(job.folder)
+        return finished
+
+    def _tell_failed(self, folder: str, reason: str) -> None:
+        """Ends the others' waiting. Where even this cannot be written, they end by their time-out."""
+        try:
+            if not names.told_ranks(self._store.names(folder), "failed"):
+                commit.tell_failed(self._store, folder, self._ranks.rank, reason)
+        except OSError as error:
+            log.error("rank %d could not tell that its save failed: %s", self._ranks.rank, error)
+
+    def _prune(self, committed: str) -> None:
+        """A checkpoint that could not be removed harms nothing but the disk: it is told, and tried again next time."""
+        protected = {committed} | ({self._restored_from} if self._restored_from else set())
+        try:
+            retention.prune_root(self._store, self._policy, protected, self._damaged, self._attempt)
+        except (OSError, CheckpointError) as error:
+            log.warning("old checkpoints could not be removed from %s: %s", self._store.url, error)
+
+    def _settle(self, *, in_save: bool = False) -> None:
+        """Waits for the save under way and notes how it ended. A save that waits for it counts that as its own."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        waited_from = time.monotonic()
+        error = flight.work.exception()
+        now = time.monotonic()
+        finished = now if error is not None else flight.work.result()
+        if error is not None and not isinstance(error, CheckpointSaveError):
+            raise error
+        self._reports.append(
+            SaveReport(
+                step=flight.step,
+                path=f"{self._store.url}/{flight.folder}",
+                blocked_seconds=flight.blocked_seconds
+                + (0.0 if in_save else max(0.0, min(finished, now) - waited_from)),
+                save_seconds=finished - flight.started,
+                size_bytes=flight.size_bytes,
+                error=None if error is None else str(error),
+            )
+        )
+        if error is not None:
+            log.error("%s", error)
+            if self._policy.on_error == "raise" and self._error is None:
+                self._error = error
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+
+def _check_per_rank(per_rank: dict[str, Any]) -> None:
+    for name, thing in per_rank.items():
+        if not all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
+            raise InputError(
+                f"per_rank[{name!r}] must have state_dict() and load_state_dict(); found a {type(thing).__name__}"
+            )
+
+
+def _plain_json(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy as JSON has it."""
+    try:
+        copied = json.loads(json.dumps(metadata or {}))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"metadata must be a dictionary of JSON values: {error}; found {metadata!r}") from error
+    if not isinstance(copied, dict):
+        raise InputError(f"metadata must be a dictionary; found {type(metadata).__name__}")
+    return copied

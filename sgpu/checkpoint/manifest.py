@@ -1,0 +1,124 @@
+"""manifest.json: what a checkpoint consists of, with a checksum for each byte. Without torch.
+
+The text starts with its own checksum, over every byte that follows it, so that no flipped bit passes, not even in
+white space:
+
+    {"crc32c":"1a2b3c4d","attempt":0,"files":{...},...}
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from sgpu.checkpoint import checksum, names
+from sgpu.contract.errors import CheckpointCorruptError
+
+FORMAT = "sgpu.checkpoint/1"
+_HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One saved object inside a file.
+
+    `offset` and `size_bytes` are the range that a stock reader sees; `data_offset` and `data_bytes` the tensor's own
+    bytes inside the file (0 bytes for other objects).
+    """
+
+    name: str
+    offset: int
+    size_bytes: int
+    crc32c: int
+    data_offset: int = 0
+    data_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    size_bytes: int
+    crc32c: int
+    items: tuple[Item, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """`step` is None for a plain `dcp.save` into a folder whose name says none."""
+
+    step: int | None
+    attempt: int
+    world_size: int
+    files: dict[str, FileEntry]
+    created_unix_seconds: float
+    versions: dict[str, str] = field(default_factory=dict)
+    run_id: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(entry.size_bytes for entry in self.files.values())
+
+    def to_bytes(self) -> bytes:
+        value = {
+            "format": FORMAT,
+            "step": self.step,
+            "attempt": self.attempt,
+            "world_size": self.world_size,
+            "created_unix_seconds": self.created_unix_seconds,
+            "versions": self.versions,
+            "run_id": self.run_id,
+            "metadata": self.metadata,
+            "files": {name: file_to_json(entry) for name, entry in sorted(self.files.items())},
+        }
+        rest = json.dumps(value, separators=(",", ":"), allow_nan=True).encode()[1:]
+        return b'{"crc32c":"' + checksum.text(checksum.of(rest)).encode() + b'",' + rest
+
+    @classmethod
+    def from_bytes(cls, content: bytes, where: str) -> Manifest:
+        """Raises CheckpointCorruptError unless every byte is the one written."""
+        head = _HEAD.match(content)
+        if head is None or checksum.text(checksum.of(content[head.end() :])).encode() != head[1]:
+            raise CheckpointCorruptError(
+                f"{where}/{names.MANIFEST}: its checksum does not fit its content; the checkpoint is damaged. "
+                "Use another checkpoint.",
+                path=where,
+                file=names.MANIFEST,
+            )
+        value = json.loads(content)
+        if value.get("format") != FORMAT:
+            raise CheckpointCorruptError(
+                f"{where}/{names.MANIFEST}: expected format {FORMAT!r}, found {value.get('format')!r}. "
+                "Read it with the version of sgpu that wrote it.",
+                path=where,
+                file=names.MANIFEST,
+            )
+        return cls(
+            step=value["step"],
+            attempt=value["attempt"],
+            world_size=value["world_size"],
+            created_unix_seconds=value["created_unix_seconds"],
+            versions=value["versions"],
+            run_id=value["run_id"],
+            metadata=value["metadata"],
+            files={name: file_from_json(entry) for name, entry in value["files"].items()},
+        )
+
+
+def file_to_json(entry: FileEntry) -> dict[str, Any]:
+    value: dict[str, Any] = {"bytes": entry.size_bytes, "crc32c": checksum.text(entry.crc32c)}
+    if entry.items:
+        value["items"] = [
+            [item.name, item.offset, item.size_bytes, checksum.text(item.crc32c), item.data_offset, item.data_bytes]
+            for item in entry.items
+        ]
+    return value
+
+
+def file_from_json(value: dict[str, Any]) -> FileEntry:
+    items = tuple(
+        Item(name=name, offset=offset, size_bytes=size, crc32c=int(crc, 16), data_offset=at, data_bytes=data)
+        for name, offset, size, crc, at, data in value.get("items", ())
+    )
+    return FileEntry(size_bytes=value["bytes"], crc32c=int(value["crc32c"], 16), items=items)

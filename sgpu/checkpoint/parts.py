@@ -1,0 +1,232 @@
+"""How each kind of object in `state` is taken apart, and put back without touching it before all is known to fit.
+
+A part is collected into tensors, under names that stock DCP readers can use, and one skeleton: everything else, with
+references where tensors were. It is put back in two strokes: `prepare` compares and gives targets, `finish` hands
+over what is not a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from sgpu.checkpoint import values
+from sgpu.checkpoint.metadata_pickle import TensorInfo
+from sgpu.contract.errors import CheckpointSaveError, InputError
+
+SKELETON = "__values__"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """A live tensor. `spread`: the training keeps it equal on all ranks, so that any rank may write it.
+
+    Other tensors that every rank holds (buffers, an averaged model kept by hand) are written by rank 0, all of them,
+    so that a checkpoint never mixes one rank's with another's.
+    """
+
+    tensor: torch.Tensor
+    spread: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartState:
+    tensors: dict[str, Held]
+    skeleton: Any
+
+
+@dataclass(kw_only=True)
+class Problems:
+    """What does not fit, by name."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    different: list[str] = field(default_factory=list)
+
+    def names(self, saved: set[str], live: set[str]) -> None:
+        self.missing += sorted(live - saved - set(self.missing))
+        self.unexpected += sorted(saved - live - set(self.unexpected))
+
+    def tensor(self, name: str, saved: TensorInfo, live: torch.Tensor) -> None:
+        found = (str(live.dtype).removeprefix("torch."), tuple(live.shape))
+        if (saved.dtype, saved.shape) != found:
+            self.different.append(f"{name} (saved {saved.dtype}{list(saved.shape)}, live {found[0]}{list(found[1])})")
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.unexpected or self.different)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a checkpoint holds of one part."""
+
+    tensors: dict[str, TensorInfo]
+    skeleton: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loading:
+    """`targets` are filled first; `finish` is called when all targets of all parts are."""
+
+    targets: dict[str, torch.Tensor]
+    finish: Callable[[], None]
+
+
+class Part(Protocol):
+    name: str
+
+    def collect(self) -> PartState:
+        """The state as it is now. Tensors are the live ones; everything else is copied."""
+
+    def prepare(self, saved: Saved, problems: Problems) -> Loading:
+        """Compares; alters nothing."""
+
+
+class Collector:
+    """Gathers the tensors that `values.encode` meets."""
+
+    def __init__(self, prefix: str, spread: Callable[[torch.Tensor], bool] = lambda _tensor: False) -> None:
+        self.tensors: dict[str, Held] = {}
+        self._prefix = prefix
+        self._spread = spread
+
+    def add(self, name: str, tensor: torch.Tensor, *, spread: bool) -> dict[str, str]:
+        if name in self.tensors:
+            raise CheckpointSaveError(f"two tensors of the state have the name {name}; rename one", tensor=name)
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
+            raise CheckpointSaveError(
+                f"{name} is a {tensor.layout} tensor on {tensor.device}; only dense tensors with data can be kept.",
+                tensor=name,
+            )
+        self.tensors[name] = Held(tensor=tensor, spread=spread)
+        return values.tensor_reference(name)
+
+    def on_tensor(self, path: values.Path, tensor: torch.Tensor) -> dict[str, str]:
+        name = ".".join([self._prefix, *map(str, path)])
+        return self.add(name, tensor, spread=self._spread(tensor))
+
+
+class StatefulPart:
+    """Anything with `state_dict` and `load_state_dict`: scheduler, scaler, average.
+
+    The outermost keys must fit in both directions, unless the live object's state is empty still (built lazily); the
+    object itself judges what is deeper.
+    """
+
+    def __init__(self, name: str, thing: Any) -> None:
+        self.name = name
+        self._thing = thing
+
+    def _encoded(self) -> tuple[Any, Collector]:
+        collector = Collector(self.name)
+        return values.encode(self._thing.state_dict(), collector.on_tensor), collector
+
+    def collect(self) -> PartState:
+        skeleton, collector = self._encoded()
+        return PartState(tensors=collector.tensors, skeleton=skeleton)
+
+    def prepare(self, saved: Saved, problems: Problems) -> Loading:
+        template, collector = self._encoded()
+        live = collector.tensors
+        if isinstance(template, dict) and template and isinstance(saved.skeleton, dict):
+            problems.names({f"{self.name}.{key}" for key in saved.skeleton}, {f"{self.name}.{key}" for key in template})
+        targets = {}
+        for name, info in saved.tensors.items():
+            if name in live:
+                problems.tensor(name, info, live[name].tensor)
+            targets[name] = new_tensor(info, live[name].tensor if name in live else None)
+
+        def finish() -> None:
+            self._thing.load_state_dict(values.decode(saved.skeleton, targets.__getitem__))
+
+        return Loading(targets=targets, finish=finish)
+
+
+def new_tensor(info: TensorInfo, like: torch.Tensor | None, device: torch.device | None = None) -> torch.Tensor:
+    """Room for a saved tensor; sharded as `like` where that has the same shape."""
+    dtype = getattr(torch, info.dtype)
+    if like is not None and tuple(like.shape) == info.shape:
+        return torch.empty_like(like, dtype=dtype, requires_grad=False)
+    return torch.empty(info.shape, dtype=dtype, device=device)
+
+
+class ContainerPart:
+    """A dictionary, list or tensor of the user's. Tensors are filled in place; dictionaries that hold tensors must
+    have the same keys; everything else is replaced.
+    """
+
+    def __init__(self, name: str, container: Any) -> None:
+        self.name = name
+        self._container = container
+
+    def collect(self) -> PartState:
+        collector = Collector(self.name)
+        skeleton = values.encode(self._container, collector.on_tensor)
+        return PartState(tensors=collector.tensors, skeleton=skeleton)
+
+    def prepare(self, saved: Saved, problems: Problems) -> Loading:
+        state = self.collect()
+        live = {name: held.tensor for name, held in state.tensors.items()}
+        if isinstance(state.skeleton, dict) and isinstance(saved.skeleton, dict):
+            problems.names(
+                {f"{self.name}.{key}" for key in saved.skeleton}, {f"{self.name}.{key}" for key in state.skeleton}
+            )
+        problems.names(set(saved.tensors), set(live))
+        for name in saved.tensors.keys() & live.keys():
+            problems.tensor(name, saved.tensors[name], live[name])
+
+        def finish() -> None:
+            _replace(self._container, values.decode(saved.skeleton, live.__getitem__))
+
+        return Loading(targets=live, finish=finish)
+
+
+def _replace(live: Any, saved: Any) -> Any:
+    """Puts `saved` into `live`, keeping containers and tensors that are there."""
+    if isinstance(live, torch.Tensor):
+        return live
+    if isinstance(live, dict) and isinstance(saved, dict):
+        for key in live.keys() - saved.keys():
+            del live[key]
+        for key, value in saved.items():
+            live[key] = _replace(live[key], value) if key in live else value
+        return live
+    if isinstance(live, list) and isinstance(saved, list):
+        old = list(live)
+        live[:] = [_replace(old[i], value) if i < len(old) else value for i, value in enumerate(saved)]
+        return live
+    return saved
+
+
+def build(state: dict[str, Any]) -> list[Part]:
+    """A part for each entry of `state`.
+
+    Raises:
+        InputError: an entry is nothing that could be restored, or a name is not usable.
+    """
+    from sgpu.checkpoint.module_part import ModulePart
+    from sgpu.checkpoint.optimizer_part import OptimizerPart, is_standard
+
+    found: list[Part] = []
+    modules: dict[str, torch.nn.Module] = {}
+    for name, thing in state.items():
+        if not isinstance(name, str) or not name or name == SKELETON:
+            raise InputError(f"state: expected names (non-empty text); found {name!r}")
+        if isinstance(thing, torch.nn.Module):
+            modules[name] = thing
+            found.append(ModulePart(name, thing))
+        elif isinstance(thing, torch.optim.Optimizer) and is_standard(thing):
+            found.append(OptimizerPart(name, thing, modules))
+        elif callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
+            found.append(StatefulPart(name, thing))
+        elif isinstance(thing, (dict, list, torch.Tensor)):
+            found.append(ContainerPart(name, thing))
+        else:
+            raise InputError(
+                f"state[{name!r}] is a {type(thing).__name__}, which cannot be restored in place. Give an object with "
+                "state_dict() and load_state_dict(), or put the value into a dictionary."
+            )
+    return found

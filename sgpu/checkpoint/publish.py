@@ -1,0 +1,47 @@
+"""The last two files of a checkpoint: the manifest, then the commit record."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from sgpu.checkpoint import checksum, names
+from sgpu.checkpoint.manifest import FileEntry, Manifest
+from sgpu.checkpoint.storage import Store
+from sgpu.contract.errors import CheckpointSaveError
+from sgpu.contract.failpoint import failpoint
+
+DCP_VERSION = "1.0.0"
+
+
+def check_sizes(store: Store, folder: str, files: dict[str, FileEntry]) -> None:
+    """Raises CheckpointSaveError unless each file is there with the bytes that were written."""
+    for name, entry in files.items():
+        found = store.size(f"{folder}/{name}" if folder else name)
+        if found != entry.size_bytes:
+            raise CheckpointSaveError(
+                f"{store.url}/{folder}: {entry.size_bytes} bytes of {name} were written, {found or 'none'} are there. "
+                "Not committed.",
+                path=f"{store.url}/{folder}",
+                file=name,
+            )
+
+
+def publish(
+    store: Store, folder: str, manifest: Manifest, metadata: Metadata, before_commit: Callable[[], None] | None = None
+) -> Manifest:
+    """Writes the manifest, then the commit record; `before_commit` is called between."""
+    prefix = f"{folder}/" if folder else ""
+    record = pickle.dumps(metadata)
+    entry = FileEntry(size_bytes=len(record), crc32c=checksum.of(record))
+    manifest = replace(manifest, files={**manifest.files, names.METADATA: entry})
+    failpoint("checkpoint.manifest")
+    store.put(prefix + names.MANIFEST, [memoryview(manifest.to_bytes())])
+    if before_commit is not None:
+        before_commit()
+    failpoint("checkpoint.metadata")
+    store.put(prefix + names.METADATA, [memoryview(record)])
+    return manifest

@@ -1,0 +1,129 @@
+"""Any store that fsspec reaches: whole files in one upload, retried, and their size checked afterwards."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import fsspec
+
+from sgpu.checkpoint.storage import CHUNK_BYTES, Observe, pieces
+from sgpu.contract.errors import CheckpointError
+
+ATTEMPTS = 5
+FIRST_WAIT_SECONDS = 0.2
+IN_MEMORY_BYTES = 64 * 2**20
+# Trying these again cannot help.
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_Result = TypeVar("_Result")
+
+
+class FsspecStore:
+    """Files under a URL. A `put` is one upload of the whole content, so that no half of a file is ever visible on an
+    object store; on file systems whose uploads are not atomic, sizes and checksums in the manifest reveal a torn one.
+    """
+
+    def __init__(self, url: str, *, attempts: int = ATTEMPTS, sleep: Callable[[float], None] = time.sleep) -> None:
+        self.url = url.rstrip("/")
+        self._attempts = attempts
+        self._sleep = sleep
+        self._made: set[str] = set()
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoints at {url}: {error}. Install the package for this protocol "
+                '(for example pip install "sgpu[s3]"), or give a path.',
+                path=url,
+            ) from error
+
+    @property
+    def local_root(self) -> pathlib.Path | None:
+        return None
+
+    def _path(self, path: str) -> str:
+        return f"{self._root.rstrip('/')}/{path}".rstrip("/")
+
+    def _retry(self, action: Callable[[], _Result]) -> _Result:
+        for attempt in range(self._attempts):
+            try:
+                return action()
+            except (OSError, TimeoutError) as error:
+                if isinstance(error, _FINAL) or attempt == self._attempts - 1:
+                    raise
+                self._sleep(FIRST_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
+        raise AssertionError("unreachable")
+
+    def names(self, folder: str) -> list[str]:
+        where = self._path(folder)
+        self._files.invalidate_cache()
+        try:
+            found = self._retry(lambda: self._files.ls(where, detail=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found if str(name).rstrip("/") != where})
+
+    def size(self, path: str) -> int | None:
+        self._files.invalidate_cache()
+        try:
+            info: dict[str, Any] = self._retry(lambda: self._files.info(self._path(path)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return int(info["size"] or 0) if info.get("type") == "file" else None
+
+    def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        end = None if length is None else offset + length
+        if length == 0:
+            return b""
+        return bytes(self._retry(lambda: self._files.cat_file(self._path(path), start=offset, end=end)))
+
+    def put(self, path: str, parts: Iterable[memoryview], observe: Observe | None = None) -> int:
+        target = self._path(path)
+        parent = target.rpartition("/")[0]
+        if parent and parent not in self._made:
+            self._retry(lambda: self._files.makedirs(parent, exist_ok=True))
+            self._made.add(parent)
+        with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as staged:
+            for piece in pieces(parts):
+                if observe is not None:
+                    observe(piece)
+                staged.write(piece)
+            size = staged.tell()
+            self._retry(lambda: self._upload(staged, size, target))
+        found = self.size(path)
+        if found != size:
+            raise OSError(f"{self.url}/{path} holds {found} bytes after {size} bytes were uploaded")
+        return size
+
+    def _upload(self, staged: Any, size: int, target: str) -> None:
+        staged.seek(0)
+        if size <= IN_MEMORY_BYTES:
+            self._files.pipe_file(target, staged.read())
+            return
+        with tempfile.NamedTemporaryFile(prefix="sgpu-upload-") as file:
+            while chunk := staged.read(CHUNK_BYTES):
+                file.write(chunk)
+            file.flush()
+            self._files.put_file(file.name, target)
+
+    def create(self, path: str, content: bytes) -> bool:
+        if self.size(path) is not None:
+            return False
+        self.put(path, [memoryview(content)])
+        return True
+
+    def delete(self, path: str) -> None:
+        try:
+            self._retry(lambda: self._files.rm_file(self._path(path)))
+        except FileNotFoundError:
+            return
+
+    def delete_folder(self, folder: str) -> None:
+        try:
+            self._retry(lambda: self._files.rm(self._path(folder), recursive=True))
+        except FileNotFoundError:
+            return

@@ -1,0 +1,164 @@
+"""Which rank writes what, and where: computed alike by every rank, without a word between them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from sgpu.checkpoint import checksum
+from sgpu.checkpoint.envelope import Envelope, envelope
+from sgpu.checkpoint.metadata_pickle import Box, Chunk
+from sgpu.checkpoint.parts import Held
+from sgpu.contract.errors import CheckpointSaveError
+
+TensorKey = tuple[Any, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slot:
+    """One tensor (or this rank's shard of it) in this rank's file. Tied tensors share a slot, under all their names."""
+
+    names: tuple[str, ...]
+    dtype: str
+    shape: Box
+    chunk: Chunk
+    start: int
+    around: Envelope
+
+    @property
+    def data_start(self) -> int:
+        return self.start + len(self.around.head)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Share:
+    """What this rank writes. `view` is the same on all ranks, or the save is refused."""
+
+    slots: tuple[Slot, ...]
+    size_bytes: int
+    view: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    names: tuple[str, ...]
+    tensor: torch.Tensor
+    spread: bool
+    sharded: bool
+    chunk: Chunk
+    mine: bool
+    size_bytes: int
+
+
+def local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements that this rank holds, sharing memory with the tensor."""
+    with torch.no_grad():
+        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+        return local.detach()
+
+
+def local_chunk(tensor: torch.Tensor) -> Chunk:
+    """Where the local part lies in the whole."""
+    if not hasattr(tensor, "__create_chunk_list__"):
+        return Chunk(offsets=(0,) * tensor.dim(), sizes=tuple(tensor.shape))
+    (chunk,) = tensor.__create_chunk_list__()
+    return Chunk(offsets=tuple(chunk.offsets), sizes=tuple(chunk.sizes))
+
+
+def identity(tensor: torch.Tensor) -> TensorKey:
+    """Equal for two names of the same memory."""
+    local = local_part(tensor)
+    return (
+        local.untyped_storage().data_ptr() or id(tensor),
+        local.storage_offset(),
+        tuple(tensor.shape),
+        local.stride(),
+        tensor.dtype,
+    )
+
+
+def plan(tensors: dict[str, Held], rank: int, world_size: int) -> Share:
+    """This rank's share.
+
+    Sharded tensors: each rank its own shard (the first of its replicas). Of tensors that all ranks hold, those that
+    the training keeps equal are dealt out by size; the others go to rank 0.
+    """
+    candidates = _candidates(tensors, rank)
+    owners = _deal(candidates, world_size)
+    slots, start = [], 0
+    for candidate, owner in zip(candidates, owners, strict=True):
+        if not (candidate.mine if candidate.sharded else owner == rank):
+            continue
+        around = envelope(candidate.tensor.dtype, candidate.chunk.sizes)
+        slots.append(
+            Slot(
+                names=candidate.names,
+                dtype=str(candidate.tensor.dtype).removeprefix("torch."),
+                shape=tuple(candidate.tensor.shape),
+                chunk=candidate.chunk,
+                start=start,
+                around=around,
+            )
+        )
+        start += around.size_bytes
+    return Share(slots=tuple(slots), size_bytes=start, view=_view(candidates))
+
+
+def _candidates(tensors: dict[str, Held], rank: int) -> list[_Candidate]:
+    groups: dict[TensorKey, list[str]] = {}
+    for name in sorted(tensors):
+        groups.setdefault(identity(tensors[name].tensor), []).append(name)
+    found = []
+    for names in groups.values():
+        held = tensors[names[0]]
+        sharded, mine = _sharding(names[0], held.tensor, rank)
+        chunk = local_chunk(held.tensor)
+        found.append(
+            _Candidate(
+                names=tuple(names),
+                tensor=held.tensor,
+                spread=all(tensors[name].spread for name in names),
+                sharded=sharded,
+                chunk=chunk,
+                mine=mine,
+                size_bytes=math.prod(chunk.sizes) * held.tensor.element_size(),
+            )
+        )
+    return sorted(found, key=lambda candidate: candidate.names)
+
+
+def _sharding(name: str, tensor: torch.Tensor, rank: int) -> tuple[bool, bool]:
+    """Whether it is sharded over a device mesh, and whether this rank is the one to write its shard."""
+    if not hasattr(tensor, "placements"):
+        return False, True
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise CheckpointSaveError(f"{name} holds partial sums; reduce it before it is saved.", tensor=name)
+    where = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]
+    if where is None:
+        return True, False
+    first = all(at == 0 for at, placement in zip(where, tensor.placements, strict=True) if not placement.is_shard())
+    local_is_empty = 0 in local_chunk(tensor).sizes
+    if local_is_empty:  # an empty shard is written only where the whole is empty, and then once
+        first = tensor.numel() == 0 and all(at == 0 for at in where)
+    return True, first
+
+
+def _deal(candidates: list[_Candidate], world_size: int) -> list[int]:
+    """Owner of each tensor: the largest first, to the rank that has least so far."""
+    owners = [0] * len(candidates)
+    load = [0] * world_size
+    load[0] = sum(c.size_bytes for c in candidates if not c.sharded and not c.spread)
+    dealt = [i for i, candidate in enumerate(candidates) if not candidate.sharded and candidate.spread]
+    for i in sorted(dealt, key=lambda i: (-candidates[i].size_bytes, candidates[i].names)):
+        owners[i] = min(range(world_size), key=lambda rank: (load[rank], rank))
+        load[owners[i]] += candidates[i].size_bytes
+    return owners
+
+
+def _view(candidates: list[_Candidate]) -> str:
+    """A digest of what every rank must hold alike: names, shapes, dtypes."""
+    told = [(c.names, tuple(c.tensor.shape), str(c.tensor.dtype), c.sharded, c.spread) for c in candidates]
+    return checksum.text(checksum.of(repr(told).encode()))
