@@ -173,7 +173,8 @@ class Slot:
         self._write(now)
 
     def finish(self) -> None:
-        """The function has returned: the ledger is closed."""
+        """The function has returned: the ledger is closed, also where another Slot of this process wrote since."""
+        self._load(self.read())
         now = time.monotonic_ns()
         self._seconds[self._category] += (now - self._ledger_since) / 1e9
         self._ledger_since, self._state = now, int(WorkerState.FINISHED)

@@ -195,8 +195,8 @@ class TrainLoop:
         """After the last batch: lets the loader end its epoch, and does not believe a wrong length."""
         if next(batches, self) is not self:
             raise InputError(
-                f"len(loader) is {self._batches_an_epoch()}, but it gave more batches; mend __len__ of its data set, or "
-                "remove it"
+                f"len(loader) is {self._batches_an_epoch()}, but it gave more batches; mend __len__ of its data set, "
+                "or remove it"
             )
 
     def _end_epoch(self) -> None:

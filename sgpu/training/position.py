@@ -104,8 +104,8 @@ class Position:
         for number in range(replay):
             if next(iterator, self) is self:
                 raise PositionError(
-                    f"the checkpoint was made after batch {replay} of epoch {self._progress.epoch}, but the loader ended "
-                    f"after {number}: its data set or batch size has changed since"
+                    f"the checkpoint was made after batch {replay} of epoch {self._progress.epoch}, but the loader "
+                    f"ended after {number}: its data set or batch size has changed since"
                 )
         if restored is not None and not at_edge:
             self._rng.load_state_dict(restored)

@@ -131,7 +131,8 @@ def _page(run: RunDir) -> Page:
     while not run.spec.exists():
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"rank 0 made no run folder at {run.root} within {_FOLDER_SECONDS:g} s; all ranks need the same SGPU_HOME"
+                f"rank 0 made no run folder at {run.root} within {_FOLDER_SECONDS:g} s; all ranks need the same "
+                "SGPU_HOME"
             )
         time.sleep(0.02)
     return Page(run.heartbeat)
