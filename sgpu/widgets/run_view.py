@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import pathlib
+import secrets
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import anywidget
+import comm
+import traitlets
 
 from sgpu.contract.clock import Clock, SystemClock
 from sgpu.contract.errors import SgpuError
@@ -20,14 +24,16 @@ from sgpu.widgets.snapshot import Snapshot
 from sgpu.widgets.words import whole
 
 _STATIC = pathlib.Path(__file__).parent / "static"
+_TARGET = "sgpu.run_view"
 _FULL_SECONDS = 1.0  # how often everything is told, as long as no browser has answered
 
 
 class RunView(anywidget.AnyWidget):
     """Shows one run, live, until it is final; stays usable afterwards as long as the kernel lives.
 
-    The browser answers with `hello` when it is up or has missed a message. It cannot answer while a cell keeps the
-    kernel busy, on front ends that talk to the main thread only: until it has, every message tells everything.
+    The browser answers with `hello` when it is up or has missed a message, through a channel that it opens itself if it
+    can (see static/src/channel.js). Where it cannot answer while a cell keeps the kernel busy, it is told everything
+    each second until it does.
 
     Args:
         run_dir: the folder of a run that was started.
@@ -39,12 +45,14 @@ class RunView(anywidget.AnyWidget):
 
     _esm = (_STATIC / "run_view.js").read_text(encoding="utf-8")
     _css = (_STATIC / "run_view.css").read_text(encoding="utf-8")
+    key = traitlets.Unicode().tag(sync=True)
+    _views: ClassVar[weakref.WeakValueDictionary[str, RunView]] = weakref.WeakValueDictionary()
 
     def __init__(
         self, run_dir: RunDir, *, on_stop: Callable[[], None] | None = None, clock: Clock | None = None
     ) -> None:
         self.feed = Feed(run_dir, clock=clock)
-        super().__init__()
+        super().__init__(key=secrets.token_hex(8))
         self._on_stop = on_stop
         self._clock = clock or SystemClock()
         self._messages = Messages()
@@ -52,14 +60,18 @@ class RunView(anywidget.AnyWidget):
         self._snapshot = self.feed.snapshot()
         self._heard = False
         self._last_full: float | None = None
-        self._view_facts = {"stoppable": on_stop is not None, "stopping": False, "notice": ""}
+        self._view_facts = {"stoppable": on_stop is not None, "stopping": False, "notice": "", "blocking": False}
         self._follower: Follower | None = None
         self.on_msg(self._take)
+        self._views[self.key] = self
+        comm.get_comm_manager().register_target(_TARGET, _open_channel)
 
     def push(self, snapshot: Snapshot) -> None:
         """Sends what is new in `snapshot`."""
         with self._lock:
             self._snapshot = snapshot
+            blocking = threading.current_thread() is threading.main_thread()
+            self._view_facts = {**self._view_facts, "blocking": blocking}
             now = self._clock.monotonic()
             if self._heard:
                 self._tell(full=False)
@@ -124,3 +136,13 @@ class RunView(anywidget.AnyWidget):
         except (SgpuError, OSError) as error:
             self._view_facts = {**self._view_facts, "stopping": False, "notice": f"could not be stopped: {error}"}
             self._tell(full=False)
+
+
+def _open_channel(channel: Any, message: dict[str, Any]) -> None:
+    """A browser opens a second way in; it names its view by the key that only it was told."""
+    facts = message["content"]["data"]
+    view = RunView._views.get(str(facts.get("key"))) if isinstance(facts, dict) else None
+    if view is None:
+        channel.close()
+        return
+    channel.on_msg(lambda told: view._take(view, told["content"]["data"], None))

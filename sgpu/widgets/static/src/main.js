@@ -8,6 +8,7 @@ export default () => {
   return {
     initialize({ model }) {
       open(model);
+      return () => store.channel.close();
     },
     render({ model, el }) {
       const panel = new RunPanel(open(model), el);

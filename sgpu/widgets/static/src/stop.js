@@ -1,7 +1,8 @@
 // The stop button asks once. The kernel may be too busy to hear it: then it says what helps.
 import { h, setShown, setText } from "./dom.js";
 
-const NO_ANSWER_MILLISECONDS = 4000;
+const NO_ANSWER_MILLISECONDS = 2500;
+const LIVELY_MILLISECONDS = 2500;
 
 export class StopButton {
   constructor(store) {
@@ -34,9 +35,12 @@ export class StopButton {
     this.timer = setTimeout(() => this.unanswered(), NO_ANSWER_MILLISECONDS);
   }
 
-  unanswered() {
-    const { head } = this.store;
-    if (head && (head.stopping || head.final || head.notice)) return;
+  // A blocking cell that still sends updates is the cell that runs: interrupting the kernel stops this run and no other.
+  async unanswered() {
+    const { head, channel, updated } = this.store;
+    if (!head || head.stopping || head.final || head.notice) return;
+    const ours = head.blocking && Date.now() - updated < LIVELY_MILLISECONDS;
+    if (ours && (await channel.interrupt())) return;
     setText(this.told, "The kernel is busy and has not answered. Interrupt it (■ in the notebook's toolbar) to stop the run.");
   }
 

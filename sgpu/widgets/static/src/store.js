@@ -1,10 +1,13 @@
 // What is known of the run: messages from the kernel put together. Listeners hear which parts have changed.
+import { Channel } from "./channel.js";
+
 const MAX_EVENTS = 500;
 const ALL = ["head", "marks", "series", "events", "log"];
 
 export class Store {
   constructor(model) {
-    this.model = model;
+    this.channel = new Channel(model);
+    this.updated = 0;
     this.listeners = new Set();
     this.number = 0;
     this.askedAgain = false;
@@ -22,7 +25,7 @@ export class Store {
   }
 
   send(message) {
-    this.model.send(message);
+    this.channel.send(message);
   }
 
   listen(listener) {
@@ -32,6 +35,7 @@ export class Store {
 
   take(message) {
     if (!message || message.kind !== "update") return;
+    this.updated = Date.now();
     if (message.full) {
       this.clear();
       this.askedAgain = false;

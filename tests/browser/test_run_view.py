@@ -1,0 +1,143 @@
+"""The live view in JupyterLab, over a run folder that grows."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+START = """
+import pathlib, subprocess, sys
+from sgpu.contract.rundir import RunDir
+from sgpu.widgets import show
+run = RunDir(pathlib.Path(RUN))
+writer = subprocess.Popen([sys.executable, GROWING_RUN, RUN, "{seconds}", *{options!r}])
+while not run.spec.exists() and writer.poll() is None:
+    pass
+def stop():
+    pathlib.Path(FOLDER, "stopped").write_text("x")
+    run.cancel.touch()
+"""
+FOLLOW = "view = show(run, stop)\nview.start()"
+BLOCK = """
+import time
+view = show(run, stop)
+while not view.wait_final(0) and writer.poll() is None:
+    view.refresh()
+    time.sleep(0.1)
+view.finish()
+"""
+
+
+def start(seconds: float, *options: str) -> str:
+    return START.format(seconds=seconds, options=list(options))
+
+
+def steps_done(page: Any) -> int:
+    found = re.search(r"step ([\d,]+)", page.locator(".sgpu-steps").inner_text())
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def test_a_run_is_shown_live_and_stays_as_a_picture(notebook: Callable[..., Any], shots: pathlib.Path) -> None:
+    one = notebook("live", [start(9), FOLLOW, "1 + 1"])
+    one.run_all()
+    page = one.page
+    page.wait_for_selector(".sgpu-chart canvas")
+    first = steps_done(page)
+    label = page.locator(".sgpu-chart-body").first
+    before = label.get_attribute("aria-label")
+    pixels = page.locator(".sgpu-chart canvas").first.evaluate("canvas => canvas.toDataURL()")
+    page.wait_for_function(
+        "first => Number(document.querySelector('.sgpu-steps').textContent.match(/step ([\\d,]+)/)[1]) > first + 20",
+        arg=first,
+    )
+    assert label.get_attribute("aria-label") != before
+    assert page.locator(".sgpu-chart canvas").first.evaluate("canvas => canvas.toDataURL()") != pixels
+    assert page.locator(".sgpu-chart").count() == 5
+    page.locator(".sgpu-facts", has_text="1 restart").wait_for()
+    page.locator(".sgpu-part-restart").first.wait_for()
+    page.wait_for_function("Number(document.querySelector('.sgpu-steps').textContent.match(/step ([\\d,]+)/)[1]) > 240")
+    one.shot("live-light", shots)
+    page.get_by_role("tab", name="Events").click()
+    page.locator(".sgpu-event", has_text="restarted from step 135 in 0.9 s; 22 steps done again").wait_for()
+    page.get_by_role("tab", name="Logs").click()
+    page.locator(".sgpu-log", has_text="rank 0: step 40 evaluated").wait_for()
+    page.get_by_label("Rank", exact=True).select_option("1")
+    page.locator(".sgpu-log", has_text="Segmentation fault").wait_for()
+    page.get_by_role("searchbox", name="Search").fill("segmentation")
+    page.wait_for_function("document.querySelector('.sgpu-log').textContent.split('\\n').length === 1")
+    one.shot("live-logs", shots)
+
+    picture = page.locator(".jp-OutputArea .sgpu-static img[alt^='charts']")
+    picture.wait_for()
+    assert page.locator(".sgpu-run").count() == 0
+    one.shot("static", shots)
+    page.keyboard.press("Control+s")
+    page.wait_for_function("!document.querySelector('.jp-mod-dirty')")
+    saved = one.saved().cells[2].outputs
+    assert len(saved) == 1
+    assert set(saved[0].data) == {"image/png", "text/html", "text/plain"}
+    assert "train: finished on 2 GPUs" in saved[0].data["text/plain"]
+    assert one.errors == []
+
+
+def test_stop_asks_once_while_the_cell_keeps_the_kernel_busy(
+    notebook: Callable[..., Any], tmp_path: pathlib.Path
+) -> None:
+    one = notebook("stop", [start(40), BLOCK])
+    one.run_all()
+    page = one.page
+    page.wait_for_selector(".sgpu-chart canvas")
+    page.get_by_role("button", name="Stop").click()
+    page.get_by_role("button", name="No, go on").click()
+    page.get_by_role("button", name="■ Stop").click()
+    assert not (tmp_path / "stopped").exists()
+    page.get_by_role("button", name="Yes, stop it").click()
+    page.locator(".jp-OutputArea .sgpu-static", has_text="train: cancelled").wait_for()
+    assert (tmp_path / "stopped").exists()
+    assert one.errors == []
+
+
+def test_keyboard_alone_in_a_narrow_dark_window_with_a_hostile_run(
+    notebook: Callable[..., Any], lab: Any, tmp_path: pathlib.Path, shots: pathlib.Path
+) -> None:
+    lab.theme("JupyterLab Dark")
+    one = notebook("dark", [start(40, "--hostile"), FOLLOW], width=640, height=1100, scheme="dark")
+    one.run_all()
+    page = one.page
+    page.wait_for_selector(".sgpu-chart canvas")
+    page.locator(".sgpu-run.sgpu-dark").wait_for()
+    one.shot("dark-narrow", shots)
+    assert page.locator(".sgpu-name").inner_text().startswith("<img src=x onerror=")
+    assert page.evaluate("window.hacked") is None
+    assert page.locator(".sgpu-run img").count() == 0
+    wide = page.locator(".sgpu-run").evaluate("run => run.scrollWidth <= run.clientWidth + 1")
+    assert wide, "the view is wider than its cell"
+
+    page.get_by_role("tab", name="Charts").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.textContent") == "Events"
+    assert page.locator(".sgpu-events").is_visible()
+    page.keyboard.press("End")
+    assert page.locator(".sgpu-log").is_visible()
+    outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid", "the focus cannot be seen"
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "SELECT"
+    page.get_by_role("button", name="Stop").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.textContent") == "No, go on"
+    page.keyboard.press("Escape")
+    assert page.evaluate("document.activeElement.textContent") == "■ Stop"
+    page.keyboard.press("Enter")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Enter")
+    page.locator(".jp-OutputArea .sgpu-static", has_text="cancelled").wait_for()
+    assert (tmp_path / "stopped").exists()
+    assert page.evaluate("window.hacked") is None
+    assert one.errors == []
