@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import threading
 from typing import Any
 
 
@@ -13,7 +14,7 @@ def write_bytes(path: pathlib.Path, content: bytes, *, durable: bool = True, mod
 
     `durable=False` skips the fsyncs: for files that are rewritten often and may be lost with the machine.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -25,6 +25,9 @@ _REQUEST = struct.Struct("<IIqQ")  # code pad stop_step deadline_ns
 _REQUEST_AT = 88
 _LEDGER = struct.Struct("<IIQQ8d")  # category pad since_ns started_ns seconds[8]
 _LEDGER_AT = 112
+_SPINS = 20
+_READ_ATTEMPTS = 70
+_READ_PAUSE_SECONDS = 0.0005
 
 
 class Section(IntEnum):
@@ -187,11 +190,15 @@ class Slot:
     # ---- the supervisor's side
 
     def request(self, what: Request, *, stop_step: int = 0, deadline_ns: int = 0) -> None:
-        _REQUEST.pack_into(self._memory, self._at + _REQUEST_AT, int(what), 0, stop_step, deadline_ns)
+        at = self._at + _REQUEST_AT
+        self._memory[at : at + _REQUEST.size] = _REQUEST.pack(int(what), 0, stop_step, deadline_ns)
 
     def resume(self) -> None:
-        """A run that had ended is started again: the pause between was nobody's time."""
-        now = time.monotonic_ns()
+        """A run that had ended is started again: the pause after its last beat was nobody's time."""
+        before, now = self.read(), time.monotonic_ns()
+        self._load(before)
+        if before.state is not WorkerState.FINISHED:
+            self._seconds[before.category] += max(0, before.beat_ns - before.ledger_since_ns) / 1e9
         self._category, self._ledger_since, self._state = int(Category.STARTING), now, int(WorkerState.ABSENT)
         self._pid = 0
         self._write(now)
@@ -199,7 +206,9 @@ class Slot:
 
     def read(self) -> Beat:
         """A consistent copy; tries again while the worker is writing, and takes what there is if it died writing."""
-        for _ in range(1000):
+        for attempt in range(_READ_ATTEMPTS):
+            if attempt >= _SPINS:
+                time.sleep(_READ_PAUSE_SECONDS)  # the writer was put aside in the middle; the core may be this one
             (before,) = _SEQUENCE.unpack_from(self._memory, self._at)
             progress = _PROGRESS.unpack_from(self._memory, self._at + _PROGRESS_AT)
             ledger = _LEDGER.unpack_from(self._memory, self._at + _LEDGER_AT)
@@ -231,29 +240,13 @@ class Slot:
         (sequence,) = _SEQUENCE.unpack_from(memory, at)
         sequence += sequence % 2  # a writer that died in the middle left it odd
         _SEQUENCE.pack_into(memory, at, sequence + 1)
-        _PROGRESS.pack_into(
-            memory,
-            at + _PROGRESS_AT,
-            now,
-            self._step,
-            self._high,
-            self._epoch,
-            self._total,
-            self._generation,
-            self._pid,
-            self._state,
-            self._section,
-            self._since,
-            self._limit,
-        )
-        _LEDGER.pack_into(
-            memory,
-            at + _LEDGER_AT,
-            self._category,
-            0,
-            self._ledger_since,
-            self._started,
-            *self._seconds,
+        # Whole copies: pack_into would blank the fields first, and a writer that dies there would leave zeros.
+        memory[at + _PROGRESS_AT : at + _PROGRESS_AT + _PROGRESS.size] = _PROGRESS.pack(
+            now, self._step, self._high, self._epoch, self._total, self._generation, self._pid, self._state,
+            self._section, self._since, self._limit,
+        )  # fmt: skip
+        memory[at + _LEDGER_AT : at + _LEDGER_AT + _LEDGER.size] = _LEDGER.pack(
+            self._category, 0, self._ledger_since, self._started, *self._seconds
         )
         _SEQUENCE.pack_into(memory, at, sequence + 2)
 

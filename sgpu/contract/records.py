@@ -16,12 +16,21 @@ def append(path: pathlib.Path, record: Mapping[str, Any]) -> None:
 
 
 def append_lines(path: pathlib.Path, lines: list[Mapping[str, Any]]) -> None:
-    text = "".join(json.dumps(record, default=str) + "\n" for record in lines)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    content = "".join(json.dumps(record, default=str) + "\n" for record in lines).encode()
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     try:
-        os.write(descriptor, text.encode())
+        if _torn(descriptor):
+            content = b"\n" + content
+        while content:
+            content = content[os.write(descriptor, content) :]
     finally:
         os.close(descriptor)
+
+
+def _torn(descriptor: int) -> bool:
+    """Whether the last line has no end: its writer was killed, and what follows must not become part of it."""
+    size_bytes = os.fstat(descriptor).st_size
+    return size_bytes > 0 and os.pread(descriptor, 1, size_bytes - 1) != b"\n"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -120,11 +120,12 @@ def runs_folder(home: pathlib.Path) -> pathlib.Path:
 
 
 def all_runs(home: pathlib.Path) -> list[RunDir]:
-    """Every run folder, newest first (an id starts with its time)."""
+    """Every run folder, newest first (an id starts with its time); one without a spec is not a run yet, or never was."""
     folder = runs_folder(home)
     if not folder.exists():
         return []
-    return [RunDir(folder / name) for name in sorted(os.listdir(folder), reverse=True) if not name.startswith(".")]
+    found = [RunDir(folder / name) for name in sorted(os.listdir(folder), reverse=True) if not name.startswith(".")]
+    return [run for run in found if run.spec.exists()]
 
 
 def find_run(home: pathlib.Path, id_or_path: str) -> RunDir:
