@@ -41,7 +41,9 @@ class Meter:
 
     def log(self, values: dict[str, Any]) -> None:
         """Adds to the values of the step in progress; a later value of a name replaces an earlier."""
-        self._values.update(values)
+        for name, value in values.items():
+            detach = getattr(value, "detach", None)  # a tensor must not keep its graph alive
+            self._values[name] = value if detach is None else detach()
 
     def stepped(self, step: int, *, epoch: int, total_steps: int | None) -> None:
         """A step is complete."""

@@ -22,10 +22,12 @@ from typing import Any, NoReturn
 
 from sgpu.contract.process import die_with_parent
 
+# What nearly every training function loads, some of it only when DDP or an optimizer is made.
 _WARM = (
     "torch",
-    "torch.distributed",
+    "torch._dynamo",
     "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
     "torch.distributed.tensor",
     "torch.nn.parallel",
     "torch.optim",
@@ -33,9 +35,9 @@ _WARM = (
     "numpy",
     "cloudpickle",
     "sgpu.worker.bootstrap",
-    "sgpu.training",
+    "sgpu.training.loop",
+    "sgpu.checkpoint.engine",
     "sgpu.data",
-    "sgpu.checkpoint",
 )
 
 
