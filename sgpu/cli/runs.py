@@ -1,0 +1,93 @@
+"""Runs of this home: list, logs, cancel, resume, cleanup."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from sgpu import run as run_module
+from sgpu import settings
+from sgpu.cli import screen
+from sgpu.contract.errors import InputError, SgpuError
+from sgpu.contract.rundir import runs_folder
+from sgpu.run import Run
+
+ID = typer.Argument(help="A run's id, the start or end of it where that is enough, or its folder.")
+
+
+def list_runs(
+    limit: int = typer.Option(20, "--limit", "-n", min=1, help="The newest so many."),
+) -> None:
+    """Lists runs, newest first."""
+    found = run_module.runs()
+    if not found:
+        typer.echo(f"no runs in {runs_folder(settings.home())}")
+        return
+    shown = screen.table("id", "state", "step", "workers", "restarts", "started", "took", right=("step", "restarts"))
+    for run in found[:limit]:
+        shown.add_row(run.id, *_row(run))
+    screen.console().print(shown)
+    if len(found) > limit:
+        typer.echo(f"{len(found) - limit} older; --limit shows more")
+
+
+def _row(run: Run) -> tuple[str, ...]:
+    try:
+        spec, status = run.spec, run.status
+    except (SgpuError, ValueError, TypeError, KeyError) as error:  # a folder that is damaged, or no run of this version
+        return ("UNREADABLE", "", "", "", "", " ".join(str(error).split())[:120])
+    step = f"{status.step}/{status.total_steps}" if status.total_steps is not None else str(status.step)
+    started = status.started or spec.created
+    took = (status.ended or (status.updated if status.final else time.time())) - started
+    workers = f"{spec.world_size} {'GPU' if spec.accelerator == 'cuda' else 'CPU'}"
+    when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
+    return (status.state, step, workers, str(status.restarts), when, screen.in_time(max(took, 0.0)))
+
+
+def logs(
+    run_id: str = ID,
+    rank: int | None = typer.Option(None, "--rank", "-r", help="Of this rank alone; all ranks otherwise."),
+) -> None:
+    """Prints what the ranks printed, over all restarts."""
+    run = Run.open(run_id)
+    world = run.spec.world_size
+    if rank is not None and not 0 <= rank < world:
+        raise InputError(f"--rank must be 0 to {world - 1} for run {run.id}; found {rank}")
+    typer.echo(run.logs(rank), nl=False)
+
+
+def cancel(run_id: str = ID) -> None:
+    """Ends every process of a run; a training loop saves a checkpoint first if it can within seconds."""
+    run = Run.open(run_id)
+    before = run.state
+    run.cancel()
+    after = run.state
+    if before == after:
+        typer.echo(f"run {run.id} had ended before: {after}")
+    else:
+        typer.echo(f"run {run.id}: {after} at step {run.status.step}")
+
+
+def resume(
+    run_id: str = ID,
+    wait: bool = typer.Option(False, "--wait", help="Come back when it has ended; exit status 1 if not SUCCEEDED."),
+) -> None:
+    """Goes on with a run that ended without success, from its newest valid checkpoint."""
+    run = Run.open(run_id).resume()
+    typer.echo(f"run {run.id} goes on; `sgpu logs {run.id}` shows what it prints")
+    if not wait:
+        return
+    state = run.wait()
+    typer.echo(f"run {run.id}: {state} at step {run.status.step}")
+    if state != "SUCCEEDED":
+        raise typer.Exit(1)
+
+
+def cleanup() -> None:
+    """Ends and removes what dead runs left on this machine, and says what it was."""
+    told = run_module.cleanup()
+    for line in told:
+        typer.echo(line)
+    if not told:
+        typer.echo("nothing was left")

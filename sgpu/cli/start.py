@@ -1,0 +1,38 @@
+"""Commands that start something: an agent, the demo."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pathlib
+import sys
+
+import typer
+
+from sgpu.contract.errors import InputError
+from sgpu.contract.rundir import RunDir
+
+
+def agent(
+    run_dir: pathlib.Path = typer.Argument(help="The run's folder, as the launcher made it."),
+) -> None:
+    """Supervises a run on this node to its end: what a scheduler starts.
+
+    Exit status: 0 succeeded, 1 failed, 2 cancelled or refused, 75 preempted (start it again).
+    """
+    run = RunDir(run_dir.absolute())
+    for needed in (run.spec, run.payload):
+        if not needed.exists():
+            raise InputError(f"no run at {run.root}: it has no {needed.name}; give the folder of a run")
+    sys.stdout.flush()
+    # In place of this process, so that the scheduler's signals reach the supervisor.
+    os.execv(sys.executable, [sys.executable, "-m", "sgpu.agent", str(run.root)])
+
+
+def demo() -> None:
+    """The whole path on this machine, with a worker killed in the middle, and proof of what came of it."""
+    try:
+        main = importlib.import_module("sgpu.demo.__main__").main
+    except ImportError as error:
+        raise InputError(f"the demo needs {error.name}; install it with: pip install 'sgpu[demo]'") from error
+    raise typer.Exit(int(main() or 0))
