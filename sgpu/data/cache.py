@@ -1,0 +1,283 @@
+"""The node's copies of a volume's files: each fetched once, whole or absent, under its own relative path."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import os
+import pathlib
+import random
+import shutil
+import tempfile
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Iterator
+
+from sgpu import runtime
+from sgpu.contract.errors import FetchError, VolumeError
+from sgpu.contract.failpoint import failpoint
+from sgpu.data import living
+from sgpu.data.counters import Counters
+from sgpu.data.listing import Listing
+from sgpu.data.order import mix
+from sgpu.data.remote import Entry, Volume
+from sgpu.data.room import Room, is_disk_full
+
+_STRIPES = 1024
+_TRIES = 5
+_BACKOFF_SECONDS = 0.1
+_LONGEST_BACKOFF_SECONDS = 5.0
+_WAIT_SECONDS = 60.0
+_PRIVATE_KEPT = 4096
+_HARD_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+class Cache:
+    """Files of one volume and listing.
+
+    A process that dies at any moment leaves no half file: bytes go into a part file, which is renamed once it is whole.
+    Two processes do not fetch the same file at the same time where `flock` works; where it lies they may, and
+    each still publishes a whole file.
+    """
+
+    def __init__(self, volume: Volume, listing: Listing, folder: pathlib.Path, room: Room, counters: Counters) -> None:
+        self.volume, self.listing, self.folder = volume, listing, folder
+        self.room, self.counters = room, counters
+        self.private_kept = _PRIVATE_KEPT
+        self._made: set[str] = set()
+        self._private: tuple[int, pathlib.Path, deque[str]] | None = None
+        self._warned = False
+
+    def local(self, number: int) -> str:
+        """Where the file is, once it is here."""
+        return f"{self.folder}/{self.listing.path(number)}"
+
+    def has(self, number: int) -> bool:
+        """Whether the file is here in the listed version."""
+        return self._is_here(self.local(number), number)
+
+    def _is_here(self, path: str, number: int) -> bool:
+        try:
+            status = os.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        version = status.st_size, status.st_mtime_ns // 1000
+        return version == (int(self.listing.sizes[number]), int(self.listing.stamps[number]))
+
+    def obtain(self, number: int) -> str:
+        """A local path of the file, fetched now if need be. It stays while this process' data set lives.
+
+        Raises:
+            FetchError: it could not be read after several tries.
+            ListingChangedError: it is not the file that was listed.
+        """
+        self.counters.add(requests=1)
+        path = self.local(number)
+        if self._is_here(path, number):
+            return path
+        with self._only_one(number):
+            if self._is_here(path, number):
+                self.counters.add(waits=1)
+                return path
+            entry = self.listing.entry(number)
+            if self.room.reserve(entry.size_bytes):
+                try:
+                    return self._bring(entry, path)
+                except OSError as problem:
+                    if not is_disk_full(problem):
+                        raise
+        return self._around(entry)
+
+    def prefetch(self, number: int, keep_free_bytes: int = 0) -> bool:
+        """Brings the file here ahead of its use; False where the cache has no room. Errors are left to `obtain`."""
+        path = self.local(number)
+        if self._is_here(path, number):
+            return True
+        with self._only_one(number):
+            if self._is_here(path, number):
+                return True
+            entry = self.listing.entry(number)
+            if not self.room.reserve(entry.size_bytes, keep_free_bytes):
+                return False
+            try:
+                self._bring(entry, path)
+            except OSError as problem:
+                if not is_disk_full(problem):
+                    raise
+                return False
+            return True
+
+    @contextlib.contextmanager
+    def _only_one(self, number: int) -> Iterator[None]:
+        """One process at a time for a file; after a deadline this one goes ahead alone (a mount may hang in open)."""
+        stripe = mix(number, *self.listing.id.encode()[:8]) % _STRIPES
+        descriptor = os.open(self.room.state / "locks" / str(stripe), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            deadline, pause = time.monotonic() + _WAIT_SECONDS, 0.001
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(pause)  # flock knows no time-out, and a thread blocked in it cannot be freed
+                    pause = min(0.01, pause * 1.5)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _bring(self, entry: Entry, path: str) -> str:
+        """Fetches into the room that was reserved."""
+        part = self.room.state / "parts" / living.new_name()
+        try:
+            self._download(entry, part)
+            replaced = self._publish(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            self.room.release(entry.size_bytes)
+            raise
+        self.room.arrived(entry.size_bytes, replaced)
+        return path
+
+    def _publish(self, part: pathlib.Path, path: str) -> int:
+        """Puts a whole file into its place. Returns the size of the old version that it replaced."""
+        folder = os.path.dirname(path)
+        if folder not in self._made:
+            _make_folder(folder, self.folder)
+            self._made.add(folder)
+        try:
+            replaced = os.lstat(path).st_size if not os.path.isdir(path) else _remove_tree(path)
+        except FileNotFoundError:
+            replaced = 0
+        failpoint("data.publish")
+        try:
+            os.replace(part, path)
+        except FileNotFoundError:  # somebody removed the folder
+            _make_folder(folder, self.folder)
+            os.replace(part, path)
+        return replaced
+
+    def _download(self, entry: Entry, part: pathlib.Path) -> None:
+        """Retries with full jitter; what cannot get better by waiting is not retried."""
+        for attempt in range(_TRIES):
+            try:
+                self._copy(entry, part)
+            except OSError as problem:
+                if is_disk_full(problem):
+                    raise
+                if attempt + 1 == _TRIES or isinstance(problem, _HARD_ERRORS):
+                    raise self._failed(entry, problem, attempt + 1) from problem
+                self.counters.add(retries=1)
+                time.sleep(random.uniform(0, min(_LONGEST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 4**attempt)))
+            else:
+                self.counters.add(downloads=1, downloaded_bytes=entry.size_bytes)
+                return
+
+    def _copy(self, entry: Entry, part: pathlib.Path) -> None:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.ftruncate(descriptor, entry.size_bytes)  # the part counts in full from its first byte
+            failpoint("data.copy")
+            self.volume.copy(entry, descriptor)
+        finally:
+            os.close(descriptor)
+        os.utime(part, ns=(time.time_ns(), entry.stamp * 1000))
+
+    def _failed(self, entry: Entry, problem: OSError, tries: int) -> FetchError:
+        rank = runtime.rank()
+        return FetchError(
+            f"rank {rank} could not read {entry.path} of volume {self.volume.url} after {tries} "
+            f"{'try' if tries == 1 else 'tries'}: {type(problem).__name__}: {problem}. Check that the file can be read "
+            "and that the volume is reachable; leave a broken file out by pattern.",
+            url=self.volume.url, path=entry.path, rank=rank,
+        )  # fmt: skip
+
+    # ---- around the cache
+
+    def _around(self, entry: Entry) -> str:
+        """Serves a file for which the cache has no room: in place, or by a private copy that soon goes."""
+        self.counters.add(bypassed=1)
+        self.warn_full()
+        direct = self.volume.direct(entry.path)
+        if direct is not None:
+            return self._in_place(entry, direct)
+        folder, held = self._private_folder()
+        alone = folder / str(next(_serial))
+        path = alone / self.folder.name / entry.path  # labels are in the folders' names
+        path.parent.mkdir(mode=0o700, parents=True)
+        try:
+            self._download(entry, path)
+        except OSError as problem:
+            raise self._failed(entry, problem, 1) from problem
+        held.append(str(alone))
+        while len(held) > self.private_kept:
+            shutil.rmtree(held.popleft(), ignore_errors=True)
+        return str(path)
+
+    def _in_place(self, entry: Entry, direct: str) -> str:
+        try:
+            with open(direct, "rb"):
+                return direct
+        except OSError as problem:
+            raise self._failed(entry, problem, 1) from problem
+
+    def warn_full(self) -> None:
+        if self._warned:
+            return
+        self._warned = True
+        limit = "no limit" if self.room.limit_bytes is None else f"a limit of {self.room.limit_bytes} bytes"
+        warnings.warn(
+            f"the cache {self.room.root} has no room left ({limit}, and {self.room.min_free_bytes} bytes of its "
+            f"disk are to stay free); the rest of {self.volume.url} is read around it, each time anew. Raise "
+            "cache_limit_bytes, lower min_free_disk_bytes, or name a larger disk with cache_dir.",
+            stacklevel=3,
+        )
+
+    def _private_folder(self) -> tuple[pathlib.Path, deque[str]]:
+        if self._private is None or self._private[0] != os.getpid():
+            above = private_root()
+            above.mkdir(exist_ok=True, mode=0o700)
+            if above.is_symlink() or above.stat().st_uid != os.getuid():
+                raise VolumeError(f"{above} belongs to somebody else; remove it or set TMPDIR", url=self.volume.url)
+            living.sweep(above)
+            folder = above / living.new_name()
+            folder.mkdir(mode=0o700)
+            self._private = os.getpid(), folder, deque()
+            weakref.finalize(self, living.remove_own, folder, os.getpid())
+        return self._private[1], self._private[2]
+
+    def private_name(self, path: str) -> str | None:
+        """The path inside the volume of a private copy; None where the path is none."""
+        above = f"{private_root()}/"
+        if not path.startswith(above):
+            return None
+        _, _, _, name = path[len(above) :].split("/", 3)  # process, serial number, volume's folder, path
+        return name
+
+
+_serial = itertools.count()
+
+
+def private_root() -> pathlib.Path:
+    """Where copies live that found no room in the cache; each folder in it goes with its process."""
+    return pathlib.Path(tempfile.gettempdir()) / f"sgpu-private-{os.getuid()}"
+
+
+def _make_folder(folder: str, root: pathlib.Path) -> None:
+    try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        above = pathlib.Path(folder)  # an older version of the volume had a file where there is a folder now
+        while above != root and not above.is_file():
+            above = above.parent
+        above.unlink(missing_ok=True)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+
+
+def _remove_tree(path: str) -> int:
+    """Removes a folder of an older version of the volume where there is a file now. Returns its bytes."""
+    total = sum(os.lstat(os.path.join(folder, name)).st_size for folder, _, names in os.walk(path) for name in names)
+    shutil.rmtree(path, ignore_errors=True)
+    return total

@@ -1,0 +1,79 @@
+"""Which kind of position a data set can have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import IterableDataset
+
+from sgpu import settings
+from sgpu.contract.errors import InputError
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import read_spec
+from sgpu.data.dataset import VolumeDataset
+from sgpu.data.draws import parts_of
+from sgpu.data.free import Free
+from sgpu.data.pipeline import Pipeline
+from sgpu.data.planned import Planned
+from sgpu.data.sampled import Sampled
+from sgpu.data.streams import Batching
+
+
+def choose_pipeline(
+    dataset: Any,
+    batching: Batching,
+    *,
+    sampler: Any,
+    shuffle: bool,
+    seed: int | None,
+    one_to_one: bool | None,
+    workers: int,
+    workers_live_on: bool,
+) -> Pipeline:
+    """The most exact kind that fits.
+
+    Args:
+        sampler: the user's own, of batches (of samples where batching has no size); None: our order.
+        seed: of our order; None: the volume's, or the run's, or 0.
+        one_to_one: whether an iterable data set gives one sample for each file of the volume in it; None: assume so,
+            and check it while running.
+
+    Raises:
+        InputError: one_to_one=True for a data set with no volume in it, or with several.
+    """
+    if not isinstance(dataset, IterableDataset):
+        if sampler is not None:
+            return Sampled(dataset, batching, sampler=sampler, seed=run_seed() if seed is None else seed)
+        return Planned(dataset, batching, volume=None, shuffle=shuffle, seed=run_seed() if seed is None else seed)
+    volumes = [part for part in parts_of(dataset) if isinstance(part, VolumeDataset)]
+    with_state = has_own_state(dataset)
+    if one_to_one is None:
+        one_to_one = len(volumes) == 1 and not with_state
+    if one_to_one and len(volumes) != 1:
+        raise InputError(
+            f"one_to_one=True needs one VolumeDataset inside {type(dataset).__name__}; found {len(volumes)}. "
+            "Leave one_to_one out, or wrap one volume."
+        )
+    if one_to_one:
+        volume = volumes[0]
+        return Planned(
+            dataset, batching, volume=volume, shuffle=volume.shuffle, seed=volume.seed if seed is None else seed
+        )
+    return Free(
+        dataset, batching, volumes=volumes, with_state=with_state, workers=workers, workers_live_on=workers_live_on,
+        seed=run_seed() if seed is None else seed,
+    )  # fmt: skip
+
+
+def has_own_state(dataset: Any) -> bool:
+    """Whether a class of the user's gives and takes states; a volume's inherited ones count files, not samples."""
+    kind = type(dataset)
+    if isinstance(dataset, VolumeDataset) and kind.state_dict is VolumeDataset.state_dict:
+        return False
+    return callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
+
+
+def run_seed() -> int:
+    """The seed of the run that this process belongs to, the same on every rank and after a restart; 0 outside a run."""
+    folder = settings.run_dir()
+    return 0 if folder is None or not RunDir(folder).spec.exists() else read_spec(RunDir(folder)).seed

@@ -1,0 +1,78 @@
+"""Counts that several processes add to and one reads: a folder with a small mapped file a process."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import pathlib
+import struct
+import threading
+from dataclasses import dataclass
+
+_FIELDS = ("requests", "downloads", "downloaded_bytes", "retries", "bypassed", "waits")
+_FORMAT = struct.Struct(f"<{len(_FIELDS)}q")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCounts:
+    """What a cache did.
+
+    Attributes:
+        requests: files asked for by who uses them.
+        downloads: files brought here, ahead of time or on demand.
+        waits: requests that found their file on its way.
+        bypassed: requests served around the cache, for lack of room.
+    """
+
+    requests: int = 0
+    downloads: int = 0
+    downloaded_bytes: int = 0
+    retries: int = 0
+    bypassed: int = 0
+    waits: int = 0
+
+
+class Counters:
+    """Adds up over processes and threads; each process writes its own file."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self._mine: tuple[int, mmap.mmap, threading.Lock] | None = None
+
+    def __getstate__(self) -> pathlib.Path:
+        return self.folder
+
+    def __setstate__(self, folder: pathlib.Path) -> None:
+        self.folder, self._mine = folder, None
+
+    def _open(self) -> tuple[int, mmap.mmap, threading.Lock]:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self.folder / str(os.getpid()), os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, _FORMAT.size)
+            return os.getpid(), mmap.mmap(descriptor, _FORMAT.size), threading.Lock()
+        finally:
+            os.close(descriptor)
+
+    def add(self, **amounts: int) -> None:
+        """Adds to the fields of `CacheCounts` by name."""
+        if self._mine is None or self._mine[0] != os.getpid():
+            self._mine = self._open()
+        _, memory, lock = self._mine
+        with lock:
+            values = list(_FORMAT.unpack_from(memory))
+            for name, amount in amounts.items():
+                values[_FIELDS.index(name)] += amount
+            _FORMAT.pack_into(memory, 0, *values)
+
+    def total(self) -> CacheCounts:
+        sums = [0] * len(_FIELDS)
+        try:
+            files = list(self.folder.iterdir())
+        except FileNotFoundError:
+            files = []
+        for file in files:
+            content = file.read_bytes()
+            if len(content) == _FORMAT.size:
+                sums = [a + b for a, b in zip(sums, _FORMAT.unpack(content), strict=True)]
+        return CacheCounts(**dict(zip(_FIELDS, sums, strict=True)))

@@ -1,0 +1,253 @@
+"""A volume as a torch dataset: an iterable of local paths, or the same by number."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from sgpu import runtime
+from sgpu.contract.errors import DataError, InputError, PositionError
+from sgpu.data.order import fold, order
+from sgpu.data.source import Source, SourceOptions
+
+_BLOCK = 1024
+
+
+class Run:
+    """The files that a loader asked for next, and how many of them were taken."""
+
+    def __init__(self, numbers: Sequence[int]) -> None:
+        self.numbers = numbers
+        self.handed = 0
+
+
+class VolumeDataset(IterableDataset[str]):
+    """Local paths of the files of a volume, each fetched once a node and kept in a cache.
+
+    Under `sgpu.data.DataLoader`, alone or wrapped in datasets that give one sample a file, its position is exact, and
+    any other world size and number of workers continues from it. Under any other loader it splits its files over all
+    ranks and workers: none twice, none missing. There the epoch is the one that `set_epoch` told (workers that live on
+    see it); iterated directly, each pass that ends is followed by the next epoch's order.
+
+    Args:
+        url: a folder (a mount, too), or a URL that fsspec opens.
+        pattern: which files, relative to the volume; "**/" stands for any folders, "{jpg,png}" for either.
+        shuffle: a new order each epoch, a function of seed and epoch alone.
+        cache_dir: None: "cache" in SGPU_HOME. Relative paths are kept below it.
+        cache_limit_bytes: of all that is in the cache folder; None: only the disk limits it.
+        min_free_disk_bytes: the cache leaves so much of its disk free; None: the setting, or a tenth.
+
+    Raises:
+        VolumeError: the volume does not exist, is empty, or cannot be read.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        pattern: str = "**/*",
+        shuffle: bool = False,
+        seed: int = 0,
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit_bytes: int | None = None,
+        min_free_disk_bytes: int | None = None,
+    ) -> None:
+        self.source = _source(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes)
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise InputError(f"seed must be a whole number; found {seed!r}")
+        self.url, self.pattern, self.shuffle, self.seed = self.source.volume.url, pattern, bool(shuffle), seed
+        self._shared_epoch = shared_numbers(1)
+        self._start = self._taken = 0  # where a pass begins; how far the present one is
+        self._stream: tuple[int, int] | None = None
+        self._world: tuple[int, int] | None = None
+        self._run: Run | None = None
+
+    def __len__(self) -> int:
+        """Files in the volume, whoever reads them."""
+        return len(self.source)
+
+    @property
+    def epoch(self) -> int:
+        return int(self._shared_epoch[0])
+
+    def set_epoch(self, epoch: int) -> None:
+        """The order of `epoch` from the next pass on; its files that were taken stay taken if it is the present one."""
+        if epoch != self.epoch:
+            self._start = self._taken = 0
+        self._shared_epoch[0] = epoch
+
+    def relative_path(self, local: str | os.PathLike[str]) -> str:
+        """The path inside the volume of a path that this data set gave (labels are in the folders' names)."""
+        return self.source.relative_path(local)
+
+    # ---- what a loader's worker says
+
+    def set_world(self, rank: int, world: int) -> None:
+        """Who reads, for processes that cannot know it by themselves."""
+        self._world = rank, world
+
+    def restart(self, epoch: int) -> None:
+        """The next pass is a whole one over `epoch`."""
+        self._start, self._taken, self._stream = 0, 0, None
+        self._shared_epoch[0] = epoch
+
+    # ---- one run of files, as a loader's worker asks for them
+
+    def begin_run(self, numbers: Sequence[int]) -> Run:
+        self._run = Run(numbers)
+        return self._run
+
+    def end_run(self) -> None:
+        self._run = None
+
+    # ---- iteration
+
+    def __iter__(self) -> Iterator[str]:
+        return self._of_stream() if self._run is None else self._of_run(self._run)
+
+    def _of_run(self, run: Run) -> Iterator[str]:
+        for number in run.numbers:
+            run.handed += 1
+            yield self.source.obtain(number)
+
+    def _of_stream(self) -> Iterator[str]:
+        stream, streams = self._whose()
+        if self._stream is not None and self._stream != (stream, streams):
+            raise PositionError(
+                f"the saved position is of stream {self._stream[0]} of {self._stream[1]} (rank x worker); "
+                f"this is {stream} of {streams}. Resume with the same world size and workers, or use "
+                "sgpu.data.DataLoader, which continues exactly with any.",
+                saved=list(self._stream), found=[stream, streams],
+            )  # fmt: skip
+        epoch, count = self.epoch, len(range(stream, len(self), streams))
+        self._taken = self._start
+        while self._taken < count:
+            first = self._taken
+            block = stream + streams * np.arange(first, min(count, first + _BLOCK), dtype=np.int64)
+            for number in self._order(block, epoch):
+                self._taken += 1
+                yield self.source.obtain(int(number))
+        self._start, self._taken, self._stream = 0, 0, None
+        if get_worker_info() is None:
+            self._shared_epoch[0] = epoch + 1
+
+    def _order(self, positions: Any, epoch: int) -> Any:
+        return order(positions, samples=len(self), seed=self.seed, epoch=epoch, shuffle=self.shuffle)
+
+    def _whose(self) -> tuple[int, int]:
+        """Which of all streams this process reads: rank times workers, and the worker."""
+        rank, world = runtime.rank(), runtime.world_size()
+        if world == 1 and self._world is not None:
+            rank, world = self._world
+        worker = get_worker_info()
+        return (rank, world) if worker is None else (rank * worker.num_workers + worker.id, world * worker.num_workers)
+
+    # ---- position
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of this process' own stream, plain values."""
+        stream, streams = self._whose()
+        return {
+            "version": 1, "epoch": self.epoch, "taken": self._taken, "stream": stream, "streams": streams,
+            "seed": fold(self.seed), "shuffle": self.shuffle, "listing": self.source.listing_state(),
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues there at the next `iter`.
+
+        Raises:
+            ListingChangedError: the volume holds other files now.
+            PositionError: seed or shuffle differ; another number of streams is refused at `iter`.
+        """
+        if not isinstance(state, dict) or not {"epoch", "taken", "stream", "streams"} <= state.keys():
+            raise PositionError(
+                f"expected a state of VolumeDataset.state_dict; found {type(state).__name__} {state!r:.80}"
+            )
+        self.source.check_listing(state)
+        if (state["seed"], state["shuffle"]) != (fold(self.seed), self.shuffle):
+            raise PositionError(
+                f"the saved order has seed {state['seed']} and shuffle {state['shuffle']}; this data set has "
+                f"seed {self.seed} and shuffle {self.shuffle}. Make it as it was, or start without this state.",
+                saved=[state["seed"], state["shuffle"]], found=[self.seed, self.shuffle],
+            )  # fmt: skip
+        self._shared_epoch[0] = state["epoch"]
+        self._start = self._taken = state["taken"]
+        self._stream = (state["stream"], state["streams"]) if self._taken else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        world = (runtime.rank(), runtime.world_size())
+        return {**self.__dict__, "_run": None, "_world": world if world[1] > 1 else self._world}
+
+
+def shared_numbers(count: int) -> torch.Tensor:
+    """Whole numbers that worker processes see change, however they were started."""
+    numbers = torch.zeros(count, dtype=torch.int64)
+    numbers.share_memory_()  # type: ignore[no-untyped-call]
+    return numbers
+
+
+class VolumeFiles(Dataset[str]):
+    """The same as `VolumeDataset`, by number: for samplers. Files are numbered in the order of their paths.
+
+    Args: as for `VolumeDataset`.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        pattern: str = "**/*",
+        cache_dir: str | os.PathLike[str] | None = None,
+        cache_limit_bytes: int | None = None,
+        min_free_disk_bytes: int | None = None,
+    ) -> None:
+        self.source = _source(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes)
+        self.url, self.pattern = self.source.volume.url, pattern
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, number: int) -> str:
+        if not -len(self) <= number < len(self):
+            raise IndexError(f"file {number} of {len(self)}")
+        return self.source.obtain(int(number) % len(self))
+
+    def relative_path(self, local: str | os.PathLike[str]) -> str:
+        """The path inside the volume of a path that this data set gave."""
+        return self.source.relative_path(local)
+
+    def relative(self, number: int) -> str:
+        """The path inside the volume of a file, without fetching it."""
+        if not 0 <= number < len(self):
+            raise IndexError(f"file {number} of {len(self)}")
+        return self.source.listing.path(number)
+
+
+def _source(
+    url: str | os.PathLike[str],
+    pattern: str,
+    cache_dir: str | os.PathLike[str] | None,
+    cache_limit_bytes: int | None,
+    min_free_disk_bytes: int | None,
+) -> Source:
+    if not isinstance(url, str | os.PathLike):
+        raise InputError(f'url must be a folder or a URL, as "/Volumes/main/default/cats"; found {url!r}')
+    return Source(SourceOptions(
+        url=os.fspath(url), pattern=pattern, cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+        cache_limit_bytes=cache_limit_bytes, min_free_disk_bytes=min_free_disk_bytes,
+    ))  # fmt: skip
+
+
+def not_one_to_one(dataset: object, files: int, samples: str) -> DataError:
+    name = type(dataset).__name__
+    return DataError(
+        f"{name}.__iter__ gave {samples} for {files} files; an exact position needs one sample a file. Yield one "
+        "sample for each path (a substitute for a broken file), or pass DataLoader(..., one_to_one=False), which "
+        "resumes by reading again what was read, with the same world size and workers only.",
+        dataset=name,
+    )

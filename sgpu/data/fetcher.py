@@ -1,0 +1,145 @@
+"""The process that brings a rank's next files here, many at a time: `python -m sgpu.data.fetcher`.
+
+Its standard input is all that it hears: one line of JSON, then records (version, epoch, cursor) of what the loop has
+finished. It ends when that input ends, when its parent dies, or on SIGTERM. It never loads torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import struct
+import sys
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from sgpu.contract.errors import DataError
+from sgpu.data import living
+from sgpu.data.source import Source
+from sgpu.data.walk import Stretch, WalkPlan, walk
+
+PROGRESS = struct.Struct("<qqq")  # version, epoch, cursor; shorter than PIPE_BUF, so a write is whole or not at all
+_PR_SET_PDEATHSIG = 1
+_NICENESS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds:
+    """How far ahead of the loop to be, and how many files to have on their way."""
+
+    files: int
+    size_bytes: int
+    threads: int
+
+
+def bounds(source: Source, batch: int) -> Bounds:
+    """Latency is hidden by files on their way, up to bandwidth x latency; large files need few."""
+    mean = max(1, source.listing.total_bytes // len(source))
+    limit = source.options.cache_limit_bytes
+    return Bounds(
+        files=max(512, 8 * batch),
+        size_bytes=min(2 << 30, limit if limit is not None else 2 << 30),
+        threads=max(8, min(64, (4 << 20) // mean)),
+    )
+
+
+class Fetcher:
+    """Walks ahead of what the loop has finished; a jump of the loop starts the walk anew."""
+
+    def __init__(self, source: Source, plan: WalkPlan, limits: Bounds, version: int, epoch: int, cursor: int) -> None:
+        self.source, self.plan, self.limits = source, plan, limits
+        self._pool = ThreadPoolExecutor(limits.threads)
+        self._jump(version, epoch, cursor)
+
+    def _jump(self, version: int, epoch: int, cursor: int) -> None:
+        self.version = version
+        self._walk: Iterator[Stretch] = walk(self.plan, epoch, cursor)
+        self._ahead: deque[tuple[tuple[int, int], int, int]] = deque()
+        self._files = self._bytes = 0
+
+    def told(self, version: int, epoch: int, cursor: int) -> None:
+        """The loop finished everything before this position."""
+        if version != self.version:
+            self._jump(version, epoch, cursor)
+            return
+        while self._ahead and self._ahead[0][0] <= (epoch, cursor):
+            _, files, size = self._ahead.popleft()
+            self._files -= files
+            self._bytes -= size
+
+    def fill(self) -> None:
+        """Asks for files up to the bounds; returns at once."""
+        while self._files < self.limits.files and (self._bytes < self.limits.size_bytes or not self._ahead):
+            stretch = next(self._walk)
+            size = int(self.source.listing.sizes[stretch.numbers].sum())
+            self._ahead.append((stretch.end, len(stretch.numbers), size))
+            self._files += len(stretch.numbers)
+            self._bytes += size
+            for number in stretch.numbers.tolist():
+                self._pool.submit(self._bring, number, self.version)
+
+    def _bring(self, number: int, version: int) -> None:
+        if version != self.version:
+            return
+        # a worker that needs the file meets the same error, and tells the loop
+        with contextlib.suppress(DataError, OSError):
+            self.source.cache.prefetch(number)
+
+
+def _serve(source: Source, told: dict[str, Any]) -> None:
+    plan = WalkPlan(**told["plan"])
+    fetcher = Fetcher(source, plan, bounds(source, plan.batch), *told["start"])
+    fetcher.fill()
+    kept = b""
+    while received := os.read(sys.stdin.fileno(), 1 << 16):
+        kept += received
+        whole = len(kept) - len(kept) % PROGRESS.size
+        for record in PROGRESS.iter_unpack(kept[:whole]):
+            fetcher.told(*record)
+        kept = kept[whole:]
+        fetcher.fill()
+
+
+def _die_with(parent: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the end of input ends it
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _read_line() -> bytes:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        byte = os.read(sys.stdin.fileno(), 1)
+        if not byte:
+            os._exit(0)
+        line += byte
+    return bytes(line)
+
+
+def main() -> None:
+    told = json.loads(_read_line())
+    _die_with(told["parent"])
+    os.nice(_NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted cell is the loop's business
+    source = Source.from_description(told["source"])
+    signal.signal(signal.SIGTERM, lambda *_: _leave(source))
+    _serve(source, told)
+    _leave(source)
+
+
+def _leave(source: Source) -> None:
+    """Ends at once: threads may hang in a mount. Parts of files go with this process."""
+    living.remove_own_named(source.cache.room.state / "parts")
+    living.remove_own_named(source.cache.room.state / "claims")
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""What is in a volume, fixed for a run: sorted by path, one file, memory-mapped by every process of the node."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sgpu.contract import atomic
+from sgpu.contract.errors import VolumeError
+from sgpu.data.pattern import compile_pattern
+from sgpu.data.remote import Entry, Volume
+
+_MAGIC = b"SGPULIST"
+_ALIGN = 64
+_KEPT = 16
+_LONGEST_NAME_BYTES = 240  # a local file system takes 255
+
+
+class Listing:
+    """The files of a volume, by number.
+
+    Attributes:
+        id: hash of all names, sizes and versions.
+        sizes: int64 [files], bytes.
+        stamps: int64 [files], see `Entry.stamp`.
+    """
+
+    def __init__(self, file: pathlib.Path) -> None:
+        self.file = file
+        with file.open("rb") as opened:
+            if opened.read(len(_MAGIC)) != _MAGIC:
+                raise VolumeError(f"{file} is not a listing; remove it", url=str(file))
+            head_bytes = int.from_bytes(opened.read(8), "little")
+            head = json.loads(opened.read(head_bytes))
+        self.id: str = head["id"]
+        self.url: str = head["url"]
+        self.total_bytes: int = head["total_bytes"]
+        count, at = head["files"], _up(len(_MAGIC) + 8 + head_bytes)
+        self._offsets, self.sizes, self.stamps = (
+            np.memmap(file, np.int64, "r", at + place * _column_bytes(count), (count + (place == 0),))
+            for place in range(3)
+        )
+        self._names = np.memmap(file, np.uint8, "r", at + 3 * _column_bytes(count), (max(1, head["names_bytes"]),))
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def path(self, number: int) -> str:
+        start, stop = self._offsets[number], self._offsets[number + 1]
+        return os.fsdecode(self._names[start:stop].tobytes())
+
+    def entry(self, number: int) -> Entry:
+        return Entry(self.path(number), int(self.sizes[number]), int(self.stamps[number]))
+
+    def find(self, path: str) -> int | None:
+        """The number of a file, or None where the listing lacks it."""
+        wanted, low, high = os.fsencode(path), 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            if os.fsencode(self.path(middle)) < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low if low < len(self) and self.path(low) == path else None
+
+    def entries(self) -> Iterator[Entry]:
+        return map(self.entry, range(len(self)))
+
+
+def _up(offset: int) -> int:
+    return -(-offset // _ALIGN) * _ALIGN
+
+
+def _column_bytes(count: int) -> int:
+    return _up((count + 1) * 8)
+
+
+def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> Listing:
+    """Stores sorted entries under their id."""
+    names = [os.fsencode(entry.path) for entry in entries]
+    sizes: npt.NDArray[np.int64] = np.array([entry.size_bytes for entry in entries], np.int64)
+    stamps: npt.NDArray[np.int64] = np.array([entry.stamp for entry in entries], np.int64)
+    offsets = np.zeros(len(names) + 1, np.int64)
+    np.cumsum([len(name) for name in names], out=offsets[1:])
+    hashed = hashlib.blake2b(digest_size=16)
+    for part in (offsets.tobytes(), sizes.tobytes(), stamps.tobytes(), *names):
+        hashed.update(part)
+    file = folder / f"{hashed.hexdigest()}.listing"
+    if not file.exists():
+        head = json.dumps({
+            "id": hashed.hexdigest(), "url": url, "files": len(names), "names_bytes": int(offsets[-1]),
+            "total_bytes": int(sizes.sum()),
+        }).encode()  # fmt: skip
+        content = bytearray(_MAGIC + len(head).to_bytes(8, "little") + head)
+        for array in (offsets, sizes, stamps):
+            content.extend(bytes(_up(len(content)) - len(content)))
+            start = len(content)
+            content.extend(array.tobytes())
+            content.extend(bytes(start + _column_bytes(len(names)) - len(content)))
+        content.extend(b"".join(names) or b"\0")
+        atomic.write_bytes(file, bytes(content), durable=False)
+    os.utime(file)
+    _forget_old(folder)
+    return Listing(file)
+
+
+def _forget_old(folder: pathlib.Path) -> None:
+    def age(file: pathlib.Path) -> float:
+        try:
+            return file.stat().st_mtime
+        except FileNotFoundError:
+            return 0.0
+
+    for file in sorted(folder.glob("*.listing"), key=age)[:-_KEPT]:
+        file.unlink(missing_ok=True)
+
+
+def list_volume(volume: Volume, pattern: str) -> list[Entry]:
+    """The files that `pattern` names, sorted by the bytes of their paths.
+
+    Raises:
+        VolumeError: none, or a name that cannot be kept in a cache folder.
+    """
+    wanted = compile_pattern(pattern)
+    entries, others = [], 0
+    for entry in volume.entries():
+        if wanted.fullmatch(entry.path):
+            entries.append(entry)
+        else:
+            others += 1
+    if not entries:
+        raise VolumeError(
+            f"volume {volume.url} has no file that matches {pattern!r}"
+            + (f"; it has {others} other files. Check the pattern." if others else "; it is empty."),
+            url=volume.url,
+        )
+    entries.sort(key=lambda entry: os.fsencode(entry.path))
+    _check_names(volume.url, entries)
+    return entries
+
+
+def _check_names(url: str, entries: Sequence[Entry]) -> None:
+    """Refuses what a local folder cannot hold, and what would lead out of the cache."""
+    paths = {entry.path for entry in entries}
+    for path in paths:
+        parts = path.split("/")
+        if (
+            any(part in ("", ".", "..") or len(os.fsencode(part)) > _LONGEST_NAME_BYTES for part in parts)
+            or "\0" in path
+        ):
+            raise VolumeError(
+                f"volume {url} has a file named {path!r}, which no local folder can hold. "
+                "Rename it, or leave it out by pattern.",
+                url=url,
+            )
+        for depth in range(1, len(parts)):
+            if (above := "/".join(parts[:depth])) in paths:
+                raise VolumeError(
+                    f"volume {url} has both a file {above!r} and a file {path!r} below that name; a local folder "
+                    "cannot hold both. Rename one, or leave one out by pattern.",
+                    url=url,
+                )
+
+
+def shared_listing(volume: Volume, pattern: str, folder: pathlib.Path, scope: str | None) -> Listing:
+    """The listing of this run: made by the first process of the node that asks, read by the others.
+
+    Args:
+        folder: of this volume and pattern.
+        scope: names the run; None: there is no run to share with, list now.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if scope is None:
+        return write_listing(folder, volume.url, list_volume(volume, pattern))
+    pointer = folder / f"run-{hashlib.blake2b(scope.encode(), digest_size=8).hexdigest()}.json"
+    with (folder / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        known = atomic.read_json(pointer)
+        if known is not None and (folder / f"{known['id']}.listing").exists():
+            return Listing(folder / f"{known['id']}.listing")
+        listing = write_listing(folder, volume.url, list_volume(volume, pattern))
+        atomic.write_json(pointer, {"id": listing.id}, durable=False)
+        return listing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """What changed between two listings, by path."""
+
+    added: list[str]
+    removed: list[str]
+    changed: list[str]
+
+    def text(self) -> str:
+        told: list[str] = []
+        for word, paths in (("added", self.added), ("removed", self.removed), ("changed", self.changed)):
+            some = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
+            told.append(f"{len(paths)} {word}" + (f" ({some})" if paths else ""))
+        return ", ".join(told)
+
+
+def difference(before: Listing, after: Listing) -> Difference:
+    old: dict[str, Any] = {entry.path: entry for entry in before.entries()}
+    new: dict[str, Any] = {entry.path: entry for entry in after.entries()}
+    return Difference(
+        added=sorted(new.keys() - old.keys()),
+        removed=sorted(old.keys() - new.keys()),
+        changed=sorted(path for path in old.keys() & new.keys() if old[path] != new[path]),
+    )

@@ -1,0 +1,251 @@
+"""A DataLoader that knows its position exactly. Drop-in for torch's, which does the work underneath."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+import torch.utils.data
+
+from sgpu import runtime
+from sgpu.contract.errors import DataError, InputError
+from sgpu.data import living
+from sgpu.data.ahead import Follower
+from sgpu.data.cache import private_root
+from sgpu.data.choose import choose_pipeline
+from sgpu.data.draws import parts_of
+from sgpu.data.order import mix
+from sgpu.data.passing import Epoch, Pass, WorkerInit, default_workers
+from sgpu.data.pipeline import Pipeline
+from sgpu.data.source import Source
+from sgpu.data.stats import LoaderStats, Meter
+from sgpu.data.streams import Batching, Envelope, Kind, first, itself
+
+T = TypeVar("T")
+
+
+class DataLoader(torch.utils.data.DataLoader[T]):
+    """torch's DataLoader with an exact position.
+
+    Takes all of torch's arguments. What differs:
+
+    - `num_workers=None` chooses a few for the CPUs of this rank.
+    - A map-style data set without a sampler, and a `VolumeDataset`, are split over the ranks by themselves, in an order
+      that `seed` and the epoch fix. All ranks take equally many steps; no sample is repeated, none left out but by
+      drop_last.
+    - Each `iter` is one epoch: it begins where `load_state_dict` said, or at the start of the present epoch, which
+      moves on when an epoch ends.
+    - Workers live on between epochs unless `persistent_workers=False`.
+    - Each sample is made with random draws of its own, and this process' generators are not touched.
+
+    Args:
+        seed: of the order; None: the volume's, or the generator's, or the run's, or 0.
+        one_to_one: False for an iterable data set around a volume that does not give one sample a file.
+
+    Raises:
+        InputError: arguments that cannot work. What torch itself refuses it refuses as ever.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool | None = None,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        seed: int | None = None,
+        one_to_one: bool | None = None,
+    ) -> None:
+        if num_workers is None:
+            num_workers = default_workers()
+        if not in_order:
+            raise InputError(
+                "in_order=False gives batches in an order that cannot be resumed exactly; leave it out, "
+                "or use torch.utils.data.DataLoader"
+            )
+        super().__init__(
+            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
+            persistent_workers=bool(persistent_workers), pin_memory_device=pin_memory_device,
+        )  # fmt: skip
+        self._lives_on = num_workers > 0 and persistent_workers is not False
+        own = sampler is not None or batch_sampler is not None
+        if seed is None and generator is not None:
+            seed = generator.initial_seed()
+        self._pipeline: Pipeline = choose_pipeline(
+            dataset,
+            Batching(size=_size_of(batch_sampler, self.batch_size), drop_last=self.drop_last, collate=self.collate_fn),
+            sampler=(self.batch_sampler if self.batch_sampler is not None else self.sampler) if own else None,
+            shuffle=bool(shuffle), seed=seed, one_to_one=one_to_one, workers=num_workers,
+            workers_live_on=self._lives_on,
+        )  # fmt: skip
+        self._meter = Meter()
+        self._inner: torch.utils.data.DataLoader[Envelope] | None = None
+        self._pass = self._version = 0
+        self._current: Pass | None = None
+        self._follower = Follower()
+
+    # ---- iteration
+
+    def __iter__(self) -> Any:
+        self._pass += 1
+        self._pipeline.rewind()
+        self._current = None
+        return Epoch(self._take, self._pass)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank. TypeError where nobody knows."""
+        return super().__len__() if self._pipeline.counted_by_torch else self._pipeline.steps()
+
+    def _begin(self) -> Pass:
+        if self._inner is None:
+            self._inner = self._make_inner()
+        self._pipeline.begin()
+        future = self._pipeline.future()
+        if future is not None:
+            self._follower.begin(*future, self._pipeline.at())
+        self._current = Pass(iter(self._inner), self._version)
+        return self._current
+
+    def _make_inner(self) -> torch.utils.data.DataLoader[Envelope]:
+        inner = self._pipeline.inner()
+        with warnings.catch_warnings():  # this loader's own construction told it once
+            warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes")
+            return torch.utils.data.DataLoader(
+                inner.dataset,
+                batch_size=None if inner.tokens is None else 1,
+                batch_sampler=None if inner.tokens is None else inner.tokens,
+                collate_fn=itself if inner.tokens is None else first,
+                num_workers=self.num_workers, pin_memory=self.pin_memory, timeout=self.timeout,
+                worker_init_fn=WorkerInit(self.worker_init_fn) if self.num_workers else None,
+                multiprocessing_context=self.multiprocessing_context, prefetch_factor=self.prefetch_factor,
+                persistent_workers=self._lives_on, pin_memory_device=self.pin_memory_device,
+                generator=torch.Generator().manual_seed(mix(self._pipeline.epoch, runtime.rank()) >> 1),
+            )  # fmt: skip
+
+    def _take(self, own_pass: int) -> Any:
+        """The next batch of the pass that began last."""
+        if own_pass != self._pass:
+            raise DataError(
+                "this loader was iterated anew, which ended the earlier iteration; use one iterator at a time, or a "
+                "loader for each"
+            )
+        began = time.perf_counter()
+        current = self._current
+        if current is None and self._pipeline.ended:
+            raise StopIteration
+        if current is None or current.version != self._version:
+            current = self._begin()
+        envelope = self._next_batch(current)
+        if envelope is None:
+            self._current = None
+            raise StopIteration
+        self._follower.tell(self._pipeline.at())
+        self._meter.add(envelope.samples, time.perf_counter() - began)
+        return envelope.data
+
+    def _next_batch(self, current: Pass) -> Envelope | None:
+        while not self._pipeline.ended:
+            envelope = current.next()
+            if envelope is None:
+                self._pipeline.ran_out()
+            elif envelope.kind == Kind.ERROR:
+                raise envelope.data
+            elif self._pipeline.accept(envelope):
+                return envelope
+        current.finish(drain=not self._pipeline.settles)
+        return None
+
+    # ---- position
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position after the batches that were handed out, as plain values.
+
+        "global" tells whether it is the same on every rank and valid for any world size.
+        """
+        current = self._current
+        if self._pipeline.settles and current is not None and current.version == self._version:
+            self._settle(current)
+        return self._pipeline.state()
+
+    def _settle(self, current: Pass) -> None:
+        """Looks whether another batch comes: only then is it known that an epoch has not ended."""
+        while not self._pipeline.ended:
+            envelope = current.next()
+            if envelope is None or envelope.kind in (Kind.BATCH, Kind.ERROR):
+                current.pending = envelope
+                return
+            self._pipeline.accept(envelope)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continues there: the next batch of the present iteration, or of the next, is the first after that position.
+
+        Raises:
+            PositionError: the state is of another kind of loader, or of a topology that it cannot be continued with.
+            ListingChangedError: the volume holds other files now.
+        """
+        self._pipeline.load(state)
+        self._version += 1
+        if self._pipeline.settles:
+            self._drop_inner()
+
+    def set_epoch(self, epoch: int) -> None:
+        """The epoch of the next iteration; of the present epoch nothing changes, also not what is done of it."""
+        if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:
+            raise InputError(f"epoch must be a whole number, 0 or more; found {epoch!r}")
+        self._pipeline.set_epoch(epoch)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._pipeline.epoch
+
+    # ---- facts and end
+
+    @property
+    def fetch_seconds(self) -> float:
+        """What the loop waited for its last batch."""
+        return self._meter.last_seconds
+
+    def stats(self) -> LoaderStats:
+        """Counts since the loader was made."""
+        return self._meter.stats([source.counts() for source in self._sources()])
+
+    def _sources(self) -> list[Source]:
+        return [part for part in parts_of(self.dataset) if isinstance(part, Source)]
+
+    def _drop_inner(self) -> None:
+        self._current = self._inner = None
+
+    def close(self) -> None:
+        """Ends workers and fetcher. The loader can be iterated again; it starts others then."""
+        self._drop_inner()
+        self._follower.close()
+        living.sweep(private_root())
+
+    def __enter__(self) -> DataLoader[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _size_of(batch_sampler: Iterable[Any] | None, batch_size: int | None) -> int | None:
+    """torch says None for a batch sampler of the user's, which has a size of its own."""
+    return 1 if batch_sampler is not None else batch_size

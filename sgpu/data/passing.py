@@ -1,0 +1,71 @@
+"""Small parts of a loader: one pass of the torch loader underneath, the loop's iterator, a worker's first act."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from sgpu import settings
+from sgpu.contract.errors import DataError
+from sgpu.data.streams import Envelope
+
+_MOST_WORKERS = 4
+
+
+class Pass:
+    """One iteration of the torch loader underneath."""
+
+    def __init__(self, source: Iterator[Envelope], version: int) -> None:
+        self._source, self.version = source, version
+        self.pending: Envelope | None = None
+        self._failed = False
+
+    def next(self) -> Envelope | None:
+        """The next envelope; None where the workers have ended."""
+        if self._failed:
+            raise DataError("an earlier batch of this iteration failed; iterate anew, or load a state first")
+        envelope, self.pending = self.pending, None
+        try:
+            return envelope if envelope is not None else next(self._source, None)
+        except BaseException:
+            self._failed = True
+            raise
+
+    def finish(self, drain: bool) -> None:
+        """Lets workers that do not live on end by themselves."""
+        if drain:
+            next(self._source, None)
+
+
+class Epoch(Iterator[Any]):
+    """What the loop iterates."""
+
+    def __init__(self, take: Callable[[int], Any], number: int) -> None:
+        self._take, self._number = take, number
+
+    def __next__(self) -> Any:
+        return self._take(self._number)
+
+
+class WorkerInit:
+    """The user's `worker_init_fn` finds the user's data set in `get_worker_info()`, not ours around it."""
+
+    def __init__(self, told: Callable[[int], None] | None) -> None:
+        self.told = told
+
+    def __call__(self, worker: int) -> None:
+        info = get_worker_info()
+        if info is not None:
+            ours: Any = info.dataset
+            object.__setattr__(info, "dataset", ours.dataset)  # frozen in some versions of torch, guarded in others
+        if self.told is not None:
+            self.told(worker)
+
+
+def default_workers() -> int:
+    """A few, within the CPUs that this process may use, shared with the other ranks of the node."""
+    here = settings.worker_environment()
+    return max(1, min(_MOST_WORKERS, len(os.sched_getaffinity(0)) // (here.local_world_size if here else 1)))

@@ -1,0 +1,108 @@
+"""How a loader knows its position, by the kind of its data set; the main process' side of streams.py.
+
+| data set | position | continues with |
+|---|---|---|
+| VolumeDataset (or wrapped, one sample a file); map-style without a sampler | samples of our order | any world |
+| map-style with the user's sampler | batches | the same world size and batches |
+| iterable with `state_dict` | its own states, one a worker | the same world size, workers and batches |
+| any other iterable | batches a worker, read again | the same world size, workers and batches |
+
+Each is exact, or refuses by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.utils.data import Dataset
+
+from sgpu.contract.errors import DataError, PositionError
+from sgpu.data.source import Source
+from sgpu.data.streams import Envelope, Token
+from sgpu.data.walk import WalkPlan
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inner:
+    """What the torch loader underneath is made of: finished batches from `dataset`, or one for each token."""
+
+    dataset: Dataset[Envelope]
+    tokens: Iterable[list[Token]] | None = None
+
+
+class Pipeline(Protocol):
+    """Order of calls: `rewind` at iter, `begin` before the first batch, `accept` for each envelope until `ended`."""
+
+    epoch: int
+    ended: bool
+    settles: bool
+    """Whether `state` is only final once it is known what comes next."""
+
+    counted_by_torch: bool
+    """Whether torch's own idea of a loader's length is as good as any."""
+
+    def inner(self) -> Inner:
+        """Made once, and again after `load` where `settles`; else what changes goes through shared numbers."""
+
+    def rewind(self) -> None:
+        """Back to where the present epoch begins: its start, or the position that was loaded."""
+
+    def begin(self) -> None:
+        """Tells the workers what to do from their next iteration on."""
+
+    def accept(self, envelope: Envelope) -> bool:
+        """Counts a batch as handed out; False: it is none."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Another epoch from its start; the present one stays where it is."""
+
+    def state(self) -> dict[str, Any]:
+        """The position after what was accepted, as plain values."""
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Makes a saved position the one to begin with."""
+
+    def steps(self) -> int:
+        """Batches of a whole epoch. TypeError where nobody knows."""
+
+    def ran_out(self) -> None:
+        """The workers ended: the next epoch is due, or it is an error."""
+
+    def at(self) -> tuple[int, int]:
+        """Epoch and cursor, where `future` tells what comes after them."""
+
+    def future(self) -> tuple[Source, WalkPlan] | None:
+        """The files that will be wanted, where that is known."""
+
+
+def workers_ended() -> DataError:
+    return DataError("the workers ended before their last batch; this is a defect of sgpu.data")
+
+
+def check_kind(state: Any, kind: str) -> None:
+    """Refuses what is no state of a loader, or one of another kind of data set."""
+    if not isinstance(state, dict) or "kind" not in state or state.get("version") != VERSION:
+        raise PositionError(
+            f"expected what DataLoader.state_dict gave (version {VERSION}); found {type(state).__name__} {state!r:.80}"
+        )
+    if state["kind"] != kind:
+        raise PositionError(
+            f"the position was saved by a loader of kind {state['kind']!r}; this one is of kind {kind!r}. "
+            "Make the data set and loader as they were, or start without this state.",
+            saved=state["kind"], found=kind,
+        )  # fmt: skip
+
+
+def require_same(state: dict[str, Any], found: dict[str, Any], advice: str) -> None:
+    """Refuses a state that was saved under other circumstances, naming each."""
+    other = {name: value for name, value in found.items() if state[name] != value}
+    if other:
+        told = ", ".join(f"{name} was {state[name]} and is {value}" for name, value in other.items())
+        raise PositionError(
+            f"the saved position cannot be continued exactly: {told}. {advice}.",
+            saved={name: state[name] for name in other}, found=other,
+        )  # fmt: skip

@@ -1,0 +1,129 @@
+"""Positions in our own order: the same on every rank, continued by any world size and any number of workers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from sgpu import runtime
+from sgpu.contract.errors import DataError
+from sgpu.data.dataset import VolumeDataset, shared_numbers
+from sgpu.data.draws import parts_of
+from sgpu.data.order import fold
+from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same, workers_ended
+from sgpu.data.position import Plan
+from sgpu.data.source import Source
+from sgpu.data.streams import Batching, Envelope, Field, PlannedStream
+from sgpu.data.walk import WalkPlan
+
+
+class Planned:
+    """Our own order, cut by the world that there is: the same on every rank, continued by any world size."""
+
+    def __init__(
+        self, dataset: Any, batching: Batching, *, volume: VolumeDataset | None, shuffle: bool, seed: int
+    ) -> None:
+        self.dataset, self.volume, self.batching = dataset, volume, batching
+        self.samples = len(dataset if volume is None else volume)
+        self.shuffle, self.seed = shuffle, fold(seed)
+        self.epoch, self.ended = (0 if volume is None else volume.epoch), False
+        self._start, self._cursor = 0, 0
+        self._plan: Plan | None = None
+        self._next = 0
+        self._block = shared_numbers(len(Field))
+
+    settles = False
+    counted_by_torch = False
+
+    def inner(self) -> Inner:
+        return Inner(dataset=PlannedStream(
+            self.dataset, self.volume, self.batching, self.samples, self.shuffle, self._block
+        ))  # fmt: skip
+
+    def plan(self, cursor: int = 0) -> Plan:
+        return Plan(
+            samples=self.samples, batch=self.batching.step, world=runtime.world_size(), cursor=cursor,
+            drop_last=self.batching.drop_last,
+        )  # fmt: skip
+
+    def steps(self) -> int:
+        return self.plan().steps
+
+    def rewind(self) -> None:
+        if self.volume is not None and self.volume.epoch != self.epoch:  # the user told the data set itself
+            self.set_epoch(self.volume.epoch)
+        self._cursor, self._plan, self.ended = self._start, None, False
+
+    def begin(self) -> None:
+        self._plan = self.plan(self._start)
+        if self._plan.steps == 0:
+            self._go(self.epoch + 1, 0)
+            self._plan = self.plan()
+        self._next, self.ended = 0, False
+        for field, value in (
+            (Field.EPOCH, self.epoch), (Field.CURSOR, self._start), (Field.RANK, runtime.rank()),
+            (Field.WORLD, self._plan.world), (Field.SEED, self.seed),
+        ):  # fmt: skip
+            self._block[field] = value
+
+    def accept(self, envelope: Envelope) -> bool:
+        if self._plan is None or envelope.number != self._next:
+            raise DataError(f"batch {envelope.number} came where {self._next} was due; this is a defect of sgpu.data")
+        self._cursor = self._plan.cursor_after(self._next)
+        self._next += 1
+        if self._next == self._plan.steps:
+            self._go(self.epoch + 1, 0)
+            self.ended = True
+        return True
+
+    def _go(self, epoch: int, cursor: int) -> None:
+        self.epoch, self._start, self._cursor = epoch, cursor, cursor
+        if self.volume is not None:
+            self.volume.set_epoch(epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self._go(epoch, 0)
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "version": VERSION, "kind": "planned", "global": True, "epoch": self.epoch, "cursor": self._cursor,
+            "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "batch_size": self.batching.step,
+            "world_size": runtime.world_size(),
+            "listing": None if self.volume is None else self.volume.source.listing_state(),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        check_kind(state, "planned")
+        if self.volume is not None:
+            self.volume.source.check_listing(state)
+        found = {"samples": self.samples, "shuffle": self.shuffle, **({"seed": self.seed} if self.volume else {})}
+        require_same(state, found, "Make the data set and loader as they were")
+        if state["batch_size"] != self.batching.step:
+            warnings.warn(
+                f"the position was saved with batch_size {state['batch_size']} and goes on with "
+                f"{self.batching.step}: no sample is lost or repeated, but steps and their learning rates are others",
+                stacklevel=3,
+            )
+        self.seed = state["seed"]
+        self._go(state["epoch"], state["cursor"])
+        self.ended = False
+
+    def ran_out(self) -> None:
+        raise workers_ended()
+
+    def at(self) -> tuple[int, int]:
+        return self.epoch, self._cursor
+
+    def future(self) -> tuple[Source, WalkPlan] | None:
+        if self.volume is not None:
+            source: Source | None = self.volume.source
+        else:  # as many files as samples: most likely one each, and a wrong guess costs no more than reading ahead
+            inside = [part for part in parts_of(self.dataset) if isinstance(part, Source)]
+            source = inside[0] if len(inside) == 1 and len(inside[0]) == self.samples else None
+        if source is None:
+            return None
+        return source, WalkPlan(
+            samples=self.samples, batch=self.batching.step, world=runtime.world_size(), rank=runtime.rank(),
+            seed=self.seed, shuffle=self.shuffle, drop_last=self.batching.drop_last,
+        )  # fmt: skip

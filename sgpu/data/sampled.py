@@ -1,0 +1,128 @@
+"""Positions under the user's own sampler: batches are counted, and skipped without loading them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from sgpu import runtime
+from sgpu.contract.errors import DataError
+from sgpu.data.draws import Draws, preserved, restore, snapshot
+from sgpu.data.order import fold
+from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same
+from sgpu.data.streams import Batching, Envelope, Key, SampledItems, Token
+
+
+class Sampled:
+    """The user's sampler, counted: batches that were handed out are skipped without loading them."""
+
+    def __init__(self, dataset: Any, batching: Batching, *, sampler: Any, seed: int) -> None:
+        self.dataset, self.batching, self.sampler, self.seed = dataset, batching, sampler, fold(seed)
+        self.epoch, self.ended = 0, False
+        self._start = self._done = 0
+
+    settles = False
+    counted_by_torch = True
+
+    def inner(self) -> Inner:
+        return Inner(dataset=SampledItems(self.dataset, self.batching), tokens=_Tokens(self))
+
+    def steps(self) -> int:
+        return len(self.sampler)
+
+    def rewind(self) -> None:
+        self._done, self.ended = self._start, False
+
+    def begin(self) -> None:
+        self.rewind()
+
+    def tokens(self) -> Iterator[Token]:
+        """The rest of the epoch; runs in the main process, ahead of the loop."""
+        for part in (self.sampler, getattr(self.sampler, "sampler", None)):
+            tell = getattr(part, "set_epoch", None)
+            if callable(tell):
+                tell(self.epoch)
+        key = (self.seed, self.epoch, runtime.rank())
+        serial, before = 0, None
+        for number, picked in enumerate(_OwnDraws(self.sampler, (self.seed, self.epoch)).iterate()):
+            if before is not None:
+                yield before
+            indices = [picked] if self.batching.size is None else list(picked)
+            keys: list[Key] = [(*key, serial + place) for place in range(len(indices))]
+            before = Token(number, keys, indices, False) if number >= self._start else None
+            serial += len(indices)
+        if before is not None:
+            yield before._replace(last=True)
+
+    def accept(self, envelope: Envelope) -> bool:
+        if envelope.number != self._done:
+            raise DataError(f"batch {envelope.number} came where {self._done} was due; this is a defect of sgpu.data")
+        self._done += 1
+        if envelope.last:
+            self.ran_out()
+        return True
+
+    def ran_out(self) -> None:
+        self.epoch, self._start, self._done, self.ended = self.epoch + 1, 0, 0, True
+
+    def at(self) -> tuple[int, int]:
+        return self.epoch, 0
+
+    def future(self) -> None:
+        return None
+
+    def set_epoch(self, epoch: int) -> None:
+        if epoch != self.epoch:
+            self.epoch, self._start, self._done = epoch, 0, 0
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "version": VERSION, "kind": "sampled", "global": False, "epoch": self.epoch, "batches": self._done,
+            "seed": self.seed, "batch_size": self.batching.size, "rank": runtime.rank(),
+            "world_size": runtime.world_size(),
+        }  # fmt: skip
+
+    def load(self, state: dict[str, Any]) -> None:
+        check_kind(state, "sampled")
+        found = {"world_size": runtime.world_size(), "rank": runtime.rank(), "batch_size": self.batching.size}
+        require_same(
+            state, found, "Resume with the same, or leave the sampler out: sgpu's own order continues with any"
+        )
+        self.seed, self.epoch, self.ended = state["seed"], state["epoch"], False
+        self._start = self._done = state["batches"]
+
+
+class _Tokens:
+    """A batch sampler for torch; begins anew at each iteration."""
+
+    def __init__(self, pipeline: Sampled) -> None:
+        self._pipeline = pipeline
+
+    def __iter__(self) -> Iterator[list[Token]]:
+        return ([token] for token in self._pipeline.tokens())
+
+
+class _OwnDraws:
+    """Global generators of a sampler's own: its draws depend on a key alone and disturb nobody's."""
+
+    def __init__(self, sampler: Any, key: tuple[int, ...]) -> None:
+        self._sampler = sampler
+        with preserved():
+            Draws(sampler).begin(*key)
+            self._states = snapshot()
+
+    def iterate(self) -> Iterator[Any]:
+        iterator: Iterator[Any] | None = None
+        while True:
+            outside = snapshot()
+            restore(self._states)
+            try:
+                if iterator is None:
+                    iterator = iter(self._sampler)
+                item = next(iterator)
+            except StopIteration:
+                return
+            finally:
+                self._states = snapshot()
+                restore(outside)
+            yield item

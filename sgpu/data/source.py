@@ -1,0 +1,203 @@
+"""A volume as numbered files with local copies: volume, listing and cache in one picklable value. Knows no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pathlib
+import re
+import weakref
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from sgpu import runtime, settings
+from sgpu.contract.errors import InputError, ListingChangedError, VolumeError
+from sgpu.data import living
+from sgpu.data.cache import Cache
+from sgpu.data.counters import CacheCounts, Counters
+from sgpu.data.listing import Listing, difference, list_volume, shared_listing, write_listing
+from sgpu.data.remote import local_root, open_volume
+from sgpu.data.room import STATE, Room
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceOptions:
+    """What a user said about a volume; checks itself.
+
+    Attributes:
+        url: a folder, or a URL that fsspec opens.
+        cache_dir: None: "cache" in SGPU_HOME.
+        cache_limit_bytes: None: no limit but that of the disk.
+        min_free_disk_bytes: None: the setting, or a tenth of the disk.
+    """
+
+    url: str
+    pattern: str = "**/*"
+    cache_dir: str | None = None
+    cache_limit_bytes: int | None = None
+    min_free_disk_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("cache_limit_bytes", "min_free_disk_bytes"):
+            value = getattr(self, name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise InputError(f"{name} must be a whole number of bytes, 0 or more, or None; found {value!r}")
+
+    @property
+    def root(self) -> pathlib.Path:
+        if self.cache_dir is None:
+            return settings.home() / "cache"
+        return pathlib.Path(self.cache_dir).expanduser().absolute()
+
+
+class Source:
+    """The files of a volume, numbered in the order of their paths.
+
+    Construction lists the volume (once a node and run) and refuses what cannot work. Pickles by its options; where the
+    listing is not at hand after that (another node), the volume is listed again and must be the same.
+
+    Raises:
+        VolumeError: the volume does not exist, is empty, or cannot be read.
+    """
+
+    def __init__(self, options: SourceOptions) -> None:
+        self.options = options
+        self._open(expected=None, counted_in=None)
+
+    def _open(self, expected: tuple[str, str] | None, counted_in: pathlib.Path | None) -> None:
+        options = self.options
+        self.volume = open_volume(options.url)
+        self.root = _cache_root(options.root, self.volume.url)
+        least = options.min_free_disk_bytes
+        room = Room(
+            self.root, options.cache_limit_bytes, least if least is not None else settings.min_free_disk_bytes()
+        )
+        self.volume_id = _volume_id(self.volume.url)
+        shelf = room.state / "listings" / f"{self.volume_id}-{_short(options.pattern)}"
+        if expected is None:
+            self.listing = shared_listing(self.volume, options.pattern, shelf, _scope())
+        else:
+            self.listing = self._again(shelf, *expected)
+        self.counters = Counters(counted_in or room.state / "counters" / living.new_name())
+        if counted_in is None:
+            weakref.finalize(self, living.remove_own, self.counters.folder, os.getpid())
+        self.cache = Cache(self.volume, self.listing, self.root / self.volume_id, room, self.counters)
+        room.claim(self.volume_id, self.listing, self)
+
+    def _again(self, shelf: pathlib.Path, listing_id: str, file: str) -> Listing:
+        if os.path.exists(file):
+            return Listing(pathlib.Path(file))
+        shelf.mkdir(parents=True, exist_ok=True, mode=0o700)
+        listing = write_listing(shelf, self.volume.url, list_volume(self.volume, self.options.pattern))
+        if listing.id != listing_id:
+            raise ListingChangedError(
+                f"volume {self.volume.url} has other files here ({len(listing)}) than where the data set was made. "
+                "Make the data set inside the function that trains, or see that both see the same volume.",
+                url=self.volume.url, added=[], removed=[], changed=[],
+            )  # fmt: skip
+        return listing
+
+    def __len__(self) -> int:
+        return len(self.listing)
+
+    def obtain(self, number: int) -> str:
+        return self.cache.obtain(number)
+
+    def counts(self) -> CacheCounts:
+        return self.counters.total()
+
+    def relative_path(self, local: str | os.PathLike[str]) -> str:
+        """The path inside the volume of a local path that this source gave.
+
+        Raises:
+            InputError: it gave no such path.
+        """
+        path = os.fspath(local)
+        for above in (str(self.cache.folder), self.volume.url):
+            if path.startswith(above + "/"):
+                return path[len(above) + 1 :]
+        name = self.cache.private_name(path)
+        if name is None:
+            raise InputError(f"{path} is no file of volume {self.volume.url}; expected a path that its data set gave")
+        return name
+
+    def check_listing(self, state: dict[str, Any]) -> None:
+        """Refuses a state that was made with another listing of the volume.
+
+        Raises:
+            ListingChangedError: it names what was added, removed and changed, where the old listing is still here.
+        """
+        then = state.get("listing")
+        if then is None or then["id"] == self.listing.id:
+            return
+        old = self.listing.file.parent / f"{then['id']}.listing"
+        found = difference(Listing(old), self.listing) if old.exists() else None
+        what = found.text() if found else f"{then['files']} files of {then['bytes']} bytes then"
+        raise ListingChangedError(
+            f"volume {self.volume.url} is not the one that the state was made with: {what}; {len(self)} files of "
+            f"{self.listing.total_bytes} bytes now. Restore the files, or start a new epoch without this state.",
+            url=self.volume.url, added=found.added if found else [], removed=found.removed if found else [],
+            changed=found.changed if found else [],
+        )  # fmt: skip
+
+    def listing_state(self) -> dict[str, Any]:
+        return {"id": self.listing.id, "files": len(self), "bytes": self.listing.total_bytes}
+
+    def description(self) -> dict[str, Any]:
+        """What another process of this node needs to open the same source (plain JSON)."""
+        return {
+            "options": asdict(self.options), "listing": [self.listing.id, str(self.listing.file)],
+            "counters": str(self.counters.folder), "root": str(self.root),
+        }  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.description()
+
+    def __setstate__(self, told: dict[str, Any]) -> None:
+        self.options = SourceOptions(**told["options"])
+        same_node = os.path.exists(told["counters"]) or os.path.exists(told["listing"][1])
+        self._open((told["listing"][0], told["listing"][1]), pathlib.Path(told["counters"]) if same_node else None)
+
+    @classmethod
+    def from_description(cls, told: dict[str, Any]) -> Source:
+        source = cls.__new__(cls)
+        source.__setstate__(told)
+        return source
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=6).hexdigest()
+
+
+def _volume_id(url: str) -> str:
+    root = local_root(url)
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", url.rstrip("/").rpartition("/")[2])[:40].strip("-") or "volume"
+    return f"{name}-{_short(str(root) if root is not None else url)}"
+
+
+def _cache_root(root: pathlib.Path, url: str) -> pathlib.Path:
+    volume = local_root(url)
+    if volume is not None and volume in (root.resolve(), *root.resolve().parents):
+        raise VolumeError(
+            f"the cache folder {root} lies inside volume {url}, so its copies would become files of the volume. "
+            "Name another folder with cache_dir.",
+            url=url,
+        )
+    try:
+        (root / STATE).mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as problem:
+        raise InputError(
+            f"cache folder {root} cannot be made: {problem.strerror}. Name another with cache_dir."
+        ) from problem
+    return root
+
+
+def _scope() -> str | None:
+    """Names the run, where several processes belong to one; they must see the same listing."""
+    run = settings.run_dir()
+    if run is not None:
+        return str(run)
+    if runtime.world_size() == 1:
+        return None
+    parent = living.name_of(os.getppid())
+    return f"{parent} {settings.master_address()}"

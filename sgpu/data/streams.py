@@ -1,0 +1,211 @@
+"""What runs inside a loader's worker: it makes finished batches, and says with each which one it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
+
+from sgpu.contract.errors import SgpuError
+from sgpu.data.dataset import VolumeDataset, not_one_to_one
+from sgpu.data.draws import Draws, preserved
+from sgpu.data.order import order
+from sgpu.data.position import Plan
+
+Key = tuple[int, ...]
+END = object()
+
+
+class Kind(IntEnum):
+    BATCH = 0
+    NOTHING = 1  # keeps the turn of a worker whose batch was handed out before
+    END = 2  # this worker has no more batches in this epoch
+    ERROR = 3
+
+
+class Envelope(NamedTuple):
+    """A batch on its way from a worker.
+
+    Attributes:
+        number: of the batch, in its epoch's rest (planned) or in its worker's stream.
+        samples: in the batch.
+        data: what the loop gets, or an SgpuError.
+        snapshot: a pickled state of the user's data set after the batch.
+        last: of the epoch, where the sampler is the user's.
+    """
+
+    kind: int
+    number: int
+    worker: int
+    samples: int = 0
+    data: Any = None
+    snapshot: bytes | None = None
+    last: bool = False
+
+
+class Field(IntEnum):
+    """Places in the numbers that the main process shares with its workers; read when an iteration begins."""
+
+    EPOCH = 0
+    CURSOR = 1
+    RANK = 2
+    WORLD = 3
+    SEED = 4
+    RESUMING = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How samples become a batch. `size` None: single samples, as torch's batch_size=None."""
+
+    size: int | None
+    drop_last: bool
+    collate: Callable[[Any], Any]
+
+    @property
+    def step(self) -> int:
+        return self.size or 1
+
+    def finish(self, items: Sequence[Any]) -> Any:
+        return self.collate(items[0] if self.size is None else items)
+
+
+def itself(value: Any) -> Any:
+    return value
+
+
+def first(values: Sequence[Any]) -> Any:
+    return values[0]
+
+
+def whose() -> tuple[int, int]:
+    """Number of this worker, and of workers; the main process is the only one of one."""
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def undisturbed() -> contextlib.AbstractContextManager[None]:
+    """The main process' generators are not ours to move; a worker's are."""
+    return preserved() if get_worker_info() is None else contextlib.nullcontext()
+
+
+def fetch_items(dataset: Any, numbers: Sequence[Any], keys: Sequence[Key], draws: Draws) -> list[Any]:
+    """Samples of a map-style data set, each with its own draws (its batch's, where the set fetches whole batches)."""
+    if callable(getattr(dataset, "__getitems__", None)) and not isinstance(dataset, Subset):
+        draws.begin(*keys[0])
+        return list(dataset.__getitems__(list(numbers)))
+    items = []
+    for number, key in zip(numbers, keys, strict=True):
+        draws.begin(*key)
+        items.append(dataset[number])
+    return items
+
+
+class PlannedStream(IterableDataset[Envelope]):
+    """Batches of our own order; worker w of W makes batches w, w + W, ... so that what was handed out is a prefix."""
+
+    def __init__(
+        self,
+        dataset: Any,
+        volume: VolumeDataset | None,
+        batching: Batching,
+        samples: int,
+        shuffle: bool,
+        block: torch.Tensor,
+    ) -> None:
+        self.dataset, self.volume, self.batching = dataset, volume, batching
+        self.samples, self.shuffle, self.block = samples, shuffle, block
+
+    def __iter__(self) -> Iterator[Envelope]:
+        told = [int(value) for value in self.block.tolist()]
+        plan = Plan(
+            samples=self.samples, batch=self.batching.step, world=told[Field.WORLD], cursor=told[Field.CURSOR],
+            drop_last=self.batching.drop_last,
+        )  # fmt: skip
+        tell_epoch(self.dataset, told[Field.EPOCH])
+        draws = Draws(self.dataset)
+        worker, workers = whose()
+        for step in range(worker, plan.steps, workers):
+            with undisturbed():
+                envelope = self._make(plan, step, told, draws, worker)
+            yield envelope
+            if envelope.kind == Kind.ERROR:
+                return
+
+    def _make(self, plan: Plan, step: int, told: list[int], draws: Draws, worker: int) -> Envelope:
+        positions = np.arange(*plan.part(step, told[Field.RANK]), dtype=np.int64)
+        epoch, seed = told[Field.EPOCH], told[Field.SEED]
+        numbers = order(positions, samples=self.samples, seed=seed, epoch=epoch, shuffle=self.shuffle).tolist()
+        keys: list[Key] = [(seed, epoch, position) for position in positions.tolist()]
+        try:
+            if self.volume is None:
+                items = fetch_items(self.dataset, numbers, keys, draws)
+            else:
+                items = self._of_files(self.volume, numbers, keys, draws)
+            return Envelope(Kind.BATCH, step, worker, len(items), self.batching.finish(items))
+        except SgpuError as problem:  # torch would rebuild it from its text alone and lose its facts
+            return Envelope(Kind.ERROR, step, worker, data=problem)
+
+    def _of_files(self, volume: VolumeDataset, numbers: list[int], keys: list[Key], draws: Draws) -> list[Any]:
+        """Lets the user's data set go over just these files, and sees that each file became one sample."""
+        items: list[Any] = []
+        run = volume.begin_run(numbers)
+        try:
+            iterator = iter(self.dataset)
+            for key in keys:
+                draws.begin(*key)
+                item = next(iterator, END)
+                if item is END:
+                    raise not_one_to_one(self.dataset, len(numbers), f"{len(items)} samples")
+                items.append(item)
+            if next(iterator, END) is not END:
+                raise not_one_to_one(self.dataset, len(numbers), f"more than {len(items)} samples")
+            if run.handed != len(numbers):
+                raise not_one_to_one(
+                    self.dataset, len(numbers), f"{len(items)} samples, having read {run.handed} files,"
+                )
+        finally:
+            volume.end_run()
+        return items
+
+
+class SampledItems(Dataset[Envelope]):
+    """Batches that the user's own sampler chose; a token is (number, keys, indices)."""
+
+    def __init__(self, dataset: Any, batching: Batching) -> None:
+        self.dataset, self.batching = dataset, batching
+        self._draws: Draws | None = None
+
+    def __getitem__(self, token: Token) -> Envelope:
+        if self._draws is None:
+            self._draws = Draws(self.dataset)
+        with undisturbed():
+            try:
+                items = fetch_items(self.dataset, token.indices, token.keys, self._draws)
+                data = self.batching.finish(items)
+                return Envelope(Kind.BATCH, token.number, whose()[0], len(items), data, last=token.last)
+            except SgpuError as problem:
+                return Envelope(Kind.ERROR, token.number, whose()[0], data=problem)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_draws": None}
+
+
+class Token(NamedTuple):
+    number: int
+    keys: list[Key]
+    indices: list[Any]
+    last: bool
+
+
+def tell_epoch(dataset: Any, epoch: int) -> None:
+    """Calls the user's own `set_epoch`; here it reaches workers that live on."""
+    tell = getattr(dataset, "set_epoch", None)
+    if callable(tell) and not isinstance(dataset, VolumeDataset):
+        tell(epoch)
