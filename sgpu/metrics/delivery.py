@@ -19,6 +19,10 @@ class Delivery:
 
     Positions and marks are kept after each chunk that the server took. Where they may be behind the server (a crash in
     between, or a call whose answer was lost), the server's own last steps are asked for first.
+
+    Attributes:
+        idle: the last turn found nothing new anywhere.
+        refused: points that the server will never take, and `refusal` the last reason.
     """
 
     def __init__(
@@ -36,6 +40,7 @@ class Delivery:
         self._waiting: list[Point] = []
         self._behind = True
         self._more_samples = False
+        self.idle = False
         self.refused = 0
         self.refusal = ""
 
@@ -50,7 +55,8 @@ class Delivery:
             TrackingRefusedError: the server will take nothing of this run any more.
         """
         progress = self._caught_up()
-        if not self._waiting and not self._load(progress):
+        self.idle = not self._waiting and not self._load(progress)
+        if self.idle:
             return False
         batch, rest = self._waiting[:BATCH_POINTS], self._waiting[BATCH_POINTS:]
         if batch:

@@ -73,8 +73,9 @@ class Forwarder:
             if self._refusal:
                 return self._give_up(self._refusal)
             self._extra += self._last_goodput()
-            while self._insist(self._delivery.turn):
-                pass
+            self._insist(self._delivery.turn)
+            while not self._delivery.idle:
+                self._insist(self._delivery.turn)
             self._insist(self._finish)
             self._signals.clear_deadline()
             self._complain(at_once=True)
