@@ -23,7 +23,23 @@ from sgpu import settings
 from sgpu.contract.errors import InputError
 
 _PATTERN = re.compile(r"(?P<name>[\w.]+)(@(?P<rank>\d+))?(#(?P<nth>\d+))?=(?P<action>\w+)(:(?P<value>[\w.]+))?")
-_ACTIONS = frozenset({"kill", "exit", "raise", "errno", "sleep", "stop", "hang"})
+
+
+def _makes_sense(action: str, value: str) -> bool:
+    if action in ("kill", "stop", "hang"):
+        return value == ""
+    if action == "exit":
+        return value.isdecimal()
+    if action == "sleep":
+        return re.fullmatch(r"\d+(\.\d+)?", value) is not None
+    if action == "errno":
+        return value in errno.errorcode.values()
+    return action == "raise" and _exception(value) is not None
+
+
+def _exception(name: str) -> type[BaseException] | None:
+    found = getattr(builtins, name, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,16 +66,18 @@ class Failpoint:
             number = getattr(errno, self.value)
             raise OSError(number, os.strerror(number), f"failpoint {self.name}")
         elif self.action == "raise":
-            raise getattr(builtins, self.value)(f"failpoint {self.name}")
+            kind = _exception(self.value) or RuntimeError
+            raise kind(f"failpoint {self.name}")
 
 
 def parse(text: str) -> tuple[Failpoint, ...]:
     points = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         match = _PATTERN.fullmatch(part)
-        if match is None or match["action"] not in _ACTIONS:
+        if match is None or match["nth"] == "0" or not _makes_sense(match["action"], match["value"] or ""):
             raise InputError(
-                f"SGPU_FAILPOINT: expected name[@rank][#nth]=action, action one of {sorted(_ACTIONS)}; found {part!r}"
+                "SGPU_FAILPOINT: expected name[@rank][#nth]=action, nth from 1, action one of kill, stop, hang, "
+                f"exit:N, sleep:SECONDS, errno:NAME, raise:Name; found {part!r}"
             )
         points.append(Failpoint(
             name=match["name"], rank=int(match["rank"]) if match["rank"] else None,

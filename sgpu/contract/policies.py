@@ -21,6 +21,16 @@ def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
+def _is_best(value: object) -> bool:
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("metric"), str)
+        and value.get("mode", "min") in ("min", "max")
+        and _is_count(value.get("count", 1), 1)
+        and not value.keys() - {"metric", "mode", "count"}
+    )
+
+
 @dataclass(frozen=True)
 class CheckpointPolicy:
     """Where checkpoints go, how often, and which stay.
@@ -47,7 +57,12 @@ class CheckpointPolicy:
     on_error: Literal["raise", "warn"] = "raise"
 
     def __post_init__(self) -> None:
-        _require(self.root is None or bool(str(self.root)), "checkpoints root", "a path or URL", self.root)
+        _require(
+            self.root is None or hasattr(self.root, "__fspath__") or (isinstance(self.root, str) and self.root != ""),
+            "checkpoints root",
+            "a path or URL",
+            self.root,
+        )
         for name in ("every_steps", "keep_every"):
             value = getattr(self, name)
             _require(value is None or _is_count(value, 1), name, "a whole number of steps, 1 or more, or None", value)
@@ -56,6 +71,12 @@ class CheckpointPolicy:
             "every_seconds",
             "seconds above 0, or None",
             self.every_seconds,
+        )
+        _require(
+            self.keep_best is None or _is_best(self.keep_best),
+            "keep_best",
+            '{"metric": name, "mode": "min" or "max", "count": 1 or more}, or None',
+            self.keep_best,
         )
         _require(_is_count(self.keep_last, 1), "keep_last", "a whole number, 1 or more", self.keep_last)
         _require(

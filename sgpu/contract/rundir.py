@@ -120,7 +120,7 @@ def runs_folder(home: pathlib.Path) -> pathlib.Path:
 
 
 def all_runs(home: pathlib.Path) -> list[RunDir]:
-    """Every run folder, newest first (an id starts with its time); one without a spec is not a run yet, or never was."""
+    """Every run folder, newest first (an id starts with its time); one without a spec is no run yet."""
     folder = runs_folder(home)
     if not folder.exists():
         return []

@@ -124,7 +124,7 @@ while True:
 
 
 def test_survives_kill_of_its_writer(page: Page, tmp_path: pathlib.Path) -> None:
-    """Killed while it writes as fast as it can, ten times: what is read afterwards makes sense, and can be gone on with."""
+    """Killed while it writes as fast as it can: what is read afterwards makes sense, and can be gone on with."""
     last = 0.0
     for _ in range(5):
         writer = subprocess.Popen(

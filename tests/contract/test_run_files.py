@@ -57,7 +57,7 @@ def test_a_spec_with_more_fields_is_read_and_none_is_told(home: pathlib.Path) ->
     run = _run(home, "20261130-140501-train-3f9c2a")
     atomic.write_json(run.spec, {**json.loads(run.spec.read_text()), "of_a_later_minor_version": 1})
     assert read_spec(run) == _spec()
-    with pytest.raises(SgpuError, match="no run at .*it has no spec.json"):
+    with pytest.raises(SgpuError, match=r"no run at .*it has no spec.json"):
         read_spec(RunDir(home / "runs" / "none"))
 
 
@@ -108,11 +108,11 @@ def test_runs_are_found_by_parts_of_their_id(home: pathlib.Path, monkeypatch: py
     assert find_run(home, str(runs_folder(home) / ids[1])).id == ids[1]
     monkeypatch.chdir(runs_folder(home))
     assert find_run(home, f"./{ids[1]}").root == runs_folder(home) / ids[1]
-    with pytest.raises(InputError, match="could be any of .*give more of it"):
+    with pytest.raises(InputError, match=r"could be any of .*give more of it"):
         find_run(home, "20261130")
-    with pytest.raises(InputError, match="no run 'nope' in .*`sgpu runs` lists them"):
+    with pytest.raises(InputError, match=r"no run 'nope' in .*`sgpu runs` lists them"):
         find_run(home, "nope")
-    with pytest.raises(InputError, match="it has no spec.json"):
+    with pytest.raises(InputError, match=r"it has no spec.json"):
         find_run(home, str(home / "elsewhere"))
     with pytest.raises(InputError):
         find_run(home, "")
