@@ -123,7 +123,7 @@ def _kill_at(run: Run, step: int) -> bool:
 def _report(console: Console, disturbed: Done, undisturbed: Done, names: Sequence[str]) -> list[Check]:
     losses = [value for _, value in disturbed.run.metrics("loss")]
     console.print("\nloss of the run whose worker was killed:")
-    for row in curve(losses):
+    for row in curve(losses, width=min(72, console.width - 10)):
         console.print(row, highlight=False, markup=False)
     proof = evidence.judge(disturbed.lines, files=names, epochs=_EPOCHS)
     other = evidence.judge(undisturbed.lines, files=names, epochs=_EPOCHS)
@@ -141,7 +141,7 @@ def _report(console: Console, disturbed: Done, undisturbed: Done, names: Sequenc
 
 
 def _checks(disturbed: Done, undisturbed: Done, proof: evidence.Evidence, other: evidence.Evidence) -> list[Check]:
-    hashes = {result["hash"] for result in disturbed.results + undisturbed.results}
+    pairs = list(zip(disturbed.results, undisturbed.results, strict=True))
     restarts = disturbed.run.status.restarts
     if disturbed.killed_at is not None and proof.resumed_at is not None:
         seconds = proof.resumed_at - disturbed.killed_at
@@ -158,15 +158,16 @@ def _checks(disturbed: Done, undisturbed: Done, proof: evidence.Evidence, other:
             Check(
                 claim=f"every sample of every epoch was trained exactly once ({title})",
                 holds=found.exactly_once,
-                found=f"{found.epochs} epochs, {found.steps} steps: {found.missing} missing, {found.repeated} repeated, "
-                f"{found.differing} done again with other files",
+                found=f"{found.epochs} epochs, {found.steps} steps: {found.missing} missing, "
+                f"{found.repeated} repeated, {found.differing} done again with other files",
             )
             for title, found in (("kill", proof), ("undisturbed", other))
         ),
         Check(
             claim="the final weights are equal to the bit",
-            holds=len(hashes) == 1,
-            found=f"SHA-256 of weights and optimizer state: {', '.join(sorted(digest[:16] for digest in hashes))}",
+            holds=all(killed["hash"] == other["hash"] for killed, other in pairs),
+            found="SHA-256 of weights, buffers and optimizer state, rank by rank: "
+            + ", ".join(f"{killed['hash'][:12]} / {other['hash'][:12]}" for killed, other in pairs),
         ),
     ]
 

@@ -37,7 +37,7 @@ _WARM = (
     "sgpu.worker.bootstrap",
     "sgpu.training.loop",
     "sgpu.checkpoint.engine",
-    "sgpu.data",
+    "sgpu.data.loader",
 )
 
 
