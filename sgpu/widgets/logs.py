@@ -14,9 +14,9 @@ from sgpu.widgets.snapshot import LogTail
 from sgpu.widgets.words import count, size, visible
 
 READ_BYTES = 64 * 1024
-KEEP_CHARS = 64 * 1024
+KEEP_CHARS = 96 * 1024
 LINE_BYTES = 4096
-_KEEP_AFTER_CUT_CHARS = 48 * 1024
+_KEEP_AFTER_CUT_CHARS = 64 * 1024
 
 
 class OpenLine:

@@ -18,23 +18,29 @@ from sgpu.widgets.words import count, is_number, number, whole
 
 MAX_POINTS = 1000
 MAX_SERIES = 500
-_BUCKETS = 160
+_BUCKETS = 180
 _LINES_A_REFRESH = 20_000
 
 
 def thin(steps: list[int], values: list[float], buckets: int = _BUCKETS) -> list[int]:
     """Which points stay: of each bucket its first and last, its lowest and highest, and its first that is not finite.
 
+    A bucket is 1, 2, 4, 8, ... steps wide and begins at a multiple of that, so that thinning again either changes
+    nothing or joins whole buckets.
+
     Args:
         steps: strictly increasing, not empty.
         values: one a step.
+        buckets: at most so many, of the narrowest width for which they are enough.
 
     Returns:
         Indices in order, at most 5 a bucket.
     """
-    first, span = steps[0], steps[-1] - steps[0] + 1
+    shift = 0
+    while (steps[-1] >> shift) - (steps[0] >> shift) >= buckets:
+        shift += 1
     stay: set[int] = set()
-    for _, group in itertools.groupby(range(len(steps)), key=lambda index: (steps[index] - first) * buckets // span):
+    for _, group in itertools.groupby(range(len(steps)), key=lambda index: steps[index] >> shift):
         inside = list(group)
         finite = [index for index in inside if math.isfinite(values[index])]
         stay.update((inside[0], inside[-1]))
