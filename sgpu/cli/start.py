@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import pathlib
 import sys
@@ -32,7 +31,7 @@ def agent(
 def demo() -> None:
     """The whole path on this machine, with a worker killed in the middle, and proof of what came of it."""
     try:
-        main = importlib.import_module("sgpu.demo.__main__").main
+        from sgpu.demo.show import main  # loads torch
     except ImportError as error:
         raise InputError(f"the demo needs {error.name}; install it with: pip install 'sgpu[demo]'") from error
     raise typer.Exit(int(main() or 0))

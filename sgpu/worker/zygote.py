@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from sgpu import settings
 from sgpu.contract.process import die_with_parent
 
 # What nearly every training function loads, some of it only when DDP or an optimizer is made.
@@ -170,7 +171,6 @@ def _take_log(log: pathlib.Path, keep: int) -> None:
 
 
 def _worker(command: dict[str, Any]) -> None:
-    from sgpu import settings
     from sgpu.contract import failpoint
     from sgpu.worker.bootstrap import run_worker
 
@@ -183,7 +183,9 @@ def _worker(command: dict[str, Any]) -> None:
 def _execute(command: dict[str, Any]) -> None:
     arguments = [command["run"], str(command["rank"]), str(command["generation"])]
     os.execve(
-        sys.executable, [sys.executable, "-m", "sgpu.worker", *arguments], {**os.environ, **command["environment"]}
+        sys.executable,
+        [sys.executable, "-m", "sgpu.worker", *arguments],
+        {**settings.inherited(), **command["environment"]},
     )
 
 
