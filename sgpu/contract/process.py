@@ -22,6 +22,11 @@ class ProcessId:
     pid: int
     started: int
 
+    @property
+    def started_ns(self) -> int:
+        """On the monotonic clock, whose zero is the same boot (true unless the machine was suspended)."""
+        return self.started * 10**9 // os.sysconf("SC_CLK_TCK")
+
     def alive(self) -> bool:
         """False for a zombie too."""
         found = _stat(self.pid)

@@ -10,6 +10,7 @@ from sgpu.checkpoint import Checkpointer
 from sgpu.checkpoint.reports import Restored, SaveReport
 from sgpu.contract.errors import InputError
 from sgpu.contract.policies import CheckpointPolicy
+from sgpu.contract.status import State
 from sgpu.training.agreement import Agreement
 from sgpu.training.cadence import Cadence
 from sgpu.training.meter import Meter
@@ -79,7 +80,7 @@ class TrainLoop:
         self.restored = self._restore()
         self._cadence = Cadence(self._policy, step=self._progress.step, agree=self._agreement.from_main)
         self._stop = StopRequest(self._session.slot)
-        self._save_asked = False
+        self._save_asked = self._stop_asked = False
         self._saved_step: int | None = self.restored.step if self.restored else None
         self._closed = False
 
@@ -108,6 +109,10 @@ class TrainLoop:
         """Asks for a checkpoint at the end of the present step. To be called on every rank alike."""
         self._save_asked = True
 
+    def stop(self) -> None:
+        """Ends the loop after the present step, with a checkpoint of it. To be called on every rank alike."""
+        self._stop_asked = self._save_asked = True
+
     def state_dict(self) -> dict[str, Any]:
         """The loop's own state: counters and data position of this rank."""
         return {"progress": self._progress.state_dict(), "position": self._position.state_dict()}
@@ -120,14 +125,14 @@ class TrainLoop:
         """
         try:
             yield from self._all_batches()
-        except GeneratorExit:  # the user broke out of the loop
-            self._finish("SUCCEEDED")
+        except GeneratorExit:  # the body broke out of the loop, or raised: which of both cannot be seen from here
+            self._left()
             raise
         except BaseException as error:
             self._fail(error)
             raise
         else:
-            self._finish("SUCCEEDED")
+            self._finish()
 
     def __len__(self) -> int:
         """Batches of all epochs together.
@@ -147,6 +152,8 @@ class TrainLoop:
             yield from self._epoch()
 
     def _done(self) -> bool:
+        if self._stop_asked:
+            return True
         if self._max_steps is not None and self._progress.step >= self._max_steps:
             return True
         return self._loader is not None and self._progress.epoch >= self._epochs
@@ -286,24 +293,44 @@ class TrainLoop:
 
     # ---- the end
 
-    def _finish(self, state: Any) -> None:
+    def _finish(self) -> None:
         if self._closed:
             return
         self._closed = True
         self._checkpoint()
         self._close_checkpointer()
         self._meter.idle()
-        self._close(state, None)
+        self._close("SUCCEEDED", None)
 
-    def _fail(self, error: BaseException) -> None:
-        """The user's step raised, or the run is to stop: what was saved so far is committed if it can be."""
+    def _left(self) -> None:
+        """The loop was left inside a step: that step is not complete, so no checkpoint is made of it."""
         if self._closed:
             return
         self._closed = True
-        try:
+        if self._progress.step != self._saved_step:
+            self._say(
+                f"the loop was left inside step {self._progress.step + 1}; its newest checkpoint is of step "
+                f"{self._saved_step or 'none'}. To end it early with a checkpoint, call loop.stop() instead of break."
+            )
+        if self._session.supervised:  # a rank that fails must not wait for others to commit
+            self._meter.idle()
+            self._close(None, None)
+        else:
             self._close_checkpointer()
+            self._session.settle_at_exit(step=self._progress.step, epoch=self._progress.epoch)
+            self._close(None, None)
+
+    def _fail(self, error: BaseException) -> None:
+        """The loader or a save failed, or the run is to stop: then its last checkpoint is committed first."""
+        if self._closed:
+            return
+        self._closed = True
+        preempted = isinstance(error, Preempted)
+        try:
+            if preempted or not self._session.supervised:
+                self._close_checkpointer()
         finally:
-            self._close("PREEMPTED" if isinstance(error, Preempted) else "FAILED", error)
+            self._close("PREEMPTED" if preempted else "FAILED", error)
 
     def _close_checkpointer(self) -> None:
         self._meter.saving()
@@ -314,13 +341,16 @@ class TrainLoop:
                 self._tell(report)
             self._checkpointer.close()
 
-    def _close(self, state: Any, error: BaseException | None) -> None:
+    def _close(self, state: State | None, error: BaseException | None) -> None:
+        """`state` None: it shows only when the process ends."""
         self._meter.close()
         self._stop.close()
-        self._session.write_status(state, step=self._progress.step, epoch=self._progress.epoch, error=error)
+        if state is not None:
+            self._session.write_status(state, step=self._progress.step, epoch=self._progress.epoch, error=error)
         if not self._session.supervised:
             self._session.slot.finish()
-        self._session.close()
+        if state is not None:
+            self._session.close()
 
     def _say(self, text: str) -> None:
         if self._session.rank == 0:

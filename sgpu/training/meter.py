@@ -49,7 +49,7 @@ class Meter:
         """A step is complete."""
         seconds = time.perf_counter() - self._at
         self.mean_step_seconds = seconds if self._first else _MEMORY * self.mean_step_seconds + (1 - _MEMORY) * seconds
-        again = step <= self._slot.high_step
+        again, first = step <= self._slot.high_step, self._first
         self._slot.beat(step, epoch, total_steps if total_steps is not None else -1)
         values = {"fetch_seconds": self._fetch_seconds, "step_seconds": seconds}
         if self._session.rank == 0:
@@ -59,7 +59,8 @@ class Meter:
         self._fetch_seconds = 0.0
         if self._first:
             self._first = False
-            self._session.emit("first_step", step=step, again=again)
+        if first and self._session.rank == 0:
+            self._session.emit("first_step", step=step, again=again, seconds=self._session.seconds_since_start())
 
     def record(self, step: int, **values: float) -> None:
         self._recorder.log(step, values)

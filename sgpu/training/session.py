@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import pathlib
 import secrets
@@ -40,7 +41,12 @@ class Session:
     generation: int
     supervised: bool
     policy: CheckpointPolicy
+    started_ns: int
     forwarder: subprocess.Popen[bytes] | None = None
+
+    def seconds_since_start(self) -> float:
+        """Since this rank's process of this generation was started."""
+        return max(0.0, (time.monotonic_ns() - self.started_ns) / 1e9)
 
     def emit(self, kind: str, **facts: Any) -> None:
         emit(self.run, kind, generation=self.generation, rank=self.rank, **facts)
@@ -59,6 +65,17 @@ class Session:
             status = replace(status, ended=now)
             emit(self.run, "run_ended", generation=self.generation, state=state, message=str(error or ""))
         status.write(self.run)
+
+    def settle_at_exit(self, *, step: int, epoch: int) -> None:
+        """Without an agent: whether a loop that was left had failed shows when the process ends, by its exception."""
+
+        def settle() -> None:
+            error = getattr(sys, "last_value", None)  # set by the interpreter for an exception that nobody caught
+            self.write_status("SUCCEEDED" if error is None else "FAILED", step=step, epoch=epoch, error=error)
+            self.close()
+
+        if not self.supervised:
+            atexit.register(settle)
 
     def close(self) -> None:
         """Waits until MLflow has all, where this rank started the forwarder."""
@@ -80,7 +97,7 @@ def open_session() -> Session:
         slot = Page(run.heartbeat).slot(rank)
         return Session(
             run=run, slot=slot, rank=rank, world_size=world_size, generation=settings.generation(), supervised=True,
-            policy=read_spec(run).checkpoints,
+            policy=read_spec(run).checkpoints, started_ns=process.this_process().started_ns,
         )  # fmt: skip
     restart = settings.torchrun_restart()
     if restart is None:
@@ -94,7 +111,8 @@ def open_session() -> Session:
     slot.start(generation)
     return Session(
         run=run, slot=slot, rank=rank, world_size=world_size, generation=generation, supervised=False,
-        policy=CheckpointPolicy(), forwarder=_start_forwarder(run) if rank == 0 else None,
+        policy=CheckpointPolicy(), started_ns=process.this_process().started_ns,
+        forwarder=_start_forwarder(run) if rank == 0 else None,
     )  # fmt: skip
 
 

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 
 from sgpu.worker.bootstrap import run_worker
 
+
+def main() -> None:
+    try:
+        run_worker(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    except SystemExit as error:
+        # As a forked worker: background threads that wait for other ranks must not hold a failed one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(error.code if isinstance(error.code, int) else 1)
+
+
 if __name__ == "__main__":
-    run_worker(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main()
