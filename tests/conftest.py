@@ -45,3 +45,39 @@ def no_process_left() -> Iterator[None]:
         except psutil.NoSuchProcess:
             continue
     assert not told, f"processes left behind: {told}"
+
+
+# In CI all is installed: a test that skips was not run, and fails the run, unless the machine cannot have what it
+# needs.
+_ALLOWED_SKIPS = ("needs a GPU", "needs a network namespace")
+_skipped: dict[str, str] = {}
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        reason = reason.removeprefix("Skipped: ")
+        if not reason.startswith(_ALLOWED_SKIPS):
+            _skipped[report.nodeid] = reason
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_skip(report)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if os.environ.get("CI") == "true" and _skipped and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if os.environ.get("CI") == "true" and _skipped:
+        terminalreporter.section("skipped, but should have run", red=True)
+        for nodeid, reason in sorted(_skipped.items()):
+            terminalreporter.line(f"{nodeid}: {reason}")
+        terminalreporter.line(f"in CI a skip's reason must start with one of {_ALLOWED_SKIPS}")
