@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sgpu import settings
 from sgpu.contract.errors import InputError
+from sgpu.contract.process import process_of
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 from sgpu.launch.plan import Machine
@@ -53,6 +54,9 @@ class Local:
                 cwd=run.root,  # not the notebook's folder: a random.py there must not become the agent's
                 env=_environment(),
             )
+        started = process_of(agent.pid)
+        if started is not None:  # from now on a run without a living agent is a lost one
+            started.write(run.agent)
         # Collects the agent's exit status, so that an ended one is not a zombie of the notebook.
         threading.Thread(target=agent.wait, name=f"sgpu-reap-{agent.pid}", daemon=True).start()
 
