@@ -11,12 +11,13 @@ import linecache
 import os
 import pickle
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
+from sgpu.contract import captured
 from sgpu.contract.errors import PayloadError
 
 _SOURCES_LIMIT_BYTES = 4 * 2**20
@@ -86,80 +87,34 @@ def _cell_sources() -> dict[str, str]:
     return found
 
 
-def _captured(function: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values that travel with a function: globals it mentions, closure cells, defaults."""
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return
-    names: set[str] = set()
-    todo = [code]
-    while todo:
-        at = todo.pop()
-        names.update(at.co_names)
-        todo.extend(const for const in at.co_consts if isinstance(const, types.CodeType))
-    for name in sorted(names):
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:
-            continue  # a cell that is not filled yet
-    for index, value in enumerate(function.__defaults__ or ()):
-        yield f"default value {index}", value
-    yield from (function.__kwdefaults__ or {}).items()
-
-
-def _parts(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for name, value in _captured(function):
-        yield f"variable {name!r} used by {_name(function)}()", value
-    for index, value in enumerate(args):
-        yield f"argument {index}", value
-    for name, value in kwargs.items():
-        yield f"argument {name!r}", value
-
-
-def _size(value: Any) -> int | None:
-    """Bytes when pickled; None where it cannot be."""
-    try:
-        return len(cloudpickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
-    except Exception:  # noqa: BLE001 - user objects' reducers may raise anything
-        return None
-
-
-def _unpicklable(
-    function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException, depth: int = 0
-) -> PayloadError:
-    for name, value in _parts(function, args, kwargs):
-        if value is function or _size(value) is not None:
-            continue
-        if isinstance(value, types.FunctionType) and depth < 8:
-            return _unpicklable(value, (), {}, error, depth + 1)
-        return PayloadError(
-            f"{name} is a {type(value).__name__} and cannot be sent to the workers ({error}). "
-            "Make it inside the function, or pass what it is made from.",
-            variable=name,
-        )
-    return PayloadError(f"{_name(function)}() cannot be sent to the workers: {error}", variable=_name(function))
+def _unpicklable(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], error: BaseException) -> PayloadError:
+    part = captured.unpicklable(captured.of_call(function, args, kwargs))
+    if part is None:
+        name = captured.name_of(function)
+        return PayloadError(f"{name}() cannot be sent to the workers: {error}", variable=name)
+    return PayloadError(
+        f"{part.where} is a {type(part.value).__name__} and cannot be sent to the workers ({error}). "
+        "Make it inside the function, or pass what it is made from.",
+        variable=part.where,
+    )
 
 
 def _too_large(
     function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], total_bytes: int, limit_bytes: int
 ) -> PayloadError:
-    sizes = [(_size(value) or 0, name) for name, value in _parts(function, args, kwargs)]
-    size_bytes, name = max(sizes, default=(total_bytes, _name(function)))
+    found = captured.largest(captured.of_call(function, args, kwargs))
+    size_bytes, where = (found[0], found[1].where) if found else (total_bytes, captured.name_of(function))
     return PayloadError(
-        f"{name} is {size_bytes / 1e6:,.0f} MB; the function and all that it captures may be "
-        f"{limit_bytes / 1e6:,.0f} MB. Save it to a file or volume and load it inside the function, or raise "
-        f"SGPU_MAX_PAYLOAD_BYTES (whole call: {total_bytes} bytes).",
-        variable=name,
+        f"{where} is {_megabytes(size_bytes)}; the function and all that it captures may be "
+        f"{_megabytes(limit_bytes)} (all of it: {_megabytes(total_bytes)}). Save it to a file or volume and load it "
+        "inside the function, or raise SGPU_MAX_PAYLOAD_BYTES.",
+        variable=where,
         size_bytes=size_bytes,
     )
 
 
-def _name(function: Any) -> str:
-    return str(getattr(function, "__qualname__", type(function).__name__))
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB" if count >= 1e6 else f"{count / 1e6:.2g} MB"
 
 
 class InWorker:
@@ -167,7 +122,7 @@ class InWorker:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.__name__ = _name(function)
+        self.__name__ = captured.name_of(function)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
