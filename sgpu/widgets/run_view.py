@@ -110,14 +110,15 @@ class RunView(anywidget.AnyWidget):
     def _take(self, _widget: object, content: Any, _buffers: object) -> None:
         """A message from the browser; whatever it is, it is data."""
         kind = content.get("kind") if isinstance(content, dict) else None
+        if kind == "stop":
+            self._stop()
+            return
         with self._lock:
             if kind == "hello":
                 self._heard = True
                 self._tell(full=True)
             elif kind == "watch":
                 self._watch(content)
-            elif kind == "stop" and self._on_stop is not None and not self._snapshot.final:
-                self._stop(self._on_stop)
 
     def _watch(self, content: dict[str, Any]) -> None:
         ranks = range(self._snapshot.world_size)
@@ -128,13 +129,19 @@ class RunView(anywidget.AnyWidget):
             self._messages.log_rank = log
         self._tell(full=True)
 
-    def _stop(self, on_stop: Callable[[], None]) -> None:
-        self._view_facts = {**self._view_facts, "stopping": True, "notice": ""}
-        self._tell(full=False)
+    def _stop(self) -> None:
+        """Asks for the end. Not under the lock: whoever ends the run may wait for a thread that shows it."""
+        if self._on_stop is None or self._snapshot.final:
+            return
+        self._set(stopping=True, notice="")
         try:
-            on_stop()
+            self._on_stop()
         except (SgpuError, OSError) as error:
-            self._view_facts = {**self._view_facts, "stopping": False, "notice": f"could not be stopped: {error}"}
+            self._set(stopping=False, notice=f"could not be stopped: {error}")
+
+    def _set(self, *, stopping: bool, notice: str) -> None:
+        with self._lock:
+            self._view_facts = {**self._view_facts, "stopping": stopping, "notice": notice}
             self._tell(full=False)
 
 

@@ -45,8 +45,9 @@ class Lab:
             content = answer.read()
         return json.loads(content) if content else None
 
-    def theme(self, name: str) -> None:
-        self.ask("PUT", "/lab/api/settings/@jupyterlab/apputils-extension:themes", {"raw": json.dumps({"theme": name})})
+    def settings(self, plugin: str, **values: str) -> None:
+        path = f"/lab/api/settings/@jupyterlab/apputils-extension:{plugin}"
+        self.ask("PUT", path, {"raw": json.dumps(values)})
 
 
 @dataclass(kw_only=True)
@@ -65,6 +66,9 @@ class Opened:
 
     def shot(self, name: str, folder: pathlib.Path) -> None:
         self.page.screenshot(path=str(folder / f"{name}.png"))
+
+    def shot_of_view(self, name: str, folder: pathlib.Path) -> None:
+        self.page.locator(".sgpu-run").screenshot(path=str(folder / f"{name}.png"))
 
     def saved(self) -> Any:
         return nbformat.read(self.path, as_version=4)
@@ -159,13 +163,19 @@ def notebook(lab: Lab, browser: Any, tmp_path: pathlib.Path) -> Iterator[Callabl
     opened: list[Opened] = []
 
     def open_notebook(
-        name: str, cells: list[str], *, width: int = 1280, height: int = 1000, scheme: str = "light"
+        name: str,
+        cells: list[str],
+        *,
+        width: int = 1280,
+        height: int = 1000,
+        scheme: str = "light",
+        content: Any = None,
     ) -> Opened:
         run_root = tmp_path / "runs" / name
         run_root.parent.mkdir(exist_ok=True)
         known = {"RUN": str(run_root), "GROWING_RUN": str(GROWING_RUN), "FOLDER": str(tmp_path)}
         head = "\n".join(f"{key} = {value!r}" for key, value in known.items())
-        content = nbformat.v4.new_notebook(
+        content = content or nbformat.v4.new_notebook(
             cells=[nbformat.v4.new_code_cell(cell) for cell in [head, *cells]],
             metadata={"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}},
         )
@@ -186,6 +196,8 @@ def notebook(lab: Lab, browser: Any, tmp_path: pathlib.Path) -> Iterator[Callabl
         opened.append(one)
         return one
 
+    lab.settings("themes", theme="JupyterLab Light")
+    lab.settings("kernels-settings", commsOverSubshells="perCommTarget")
     yield open_notebook
     for one in opened:
         one.page.close()

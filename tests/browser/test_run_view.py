@@ -16,7 +16,8 @@ import pathlib, subprocess, sys
 from sgpu.contract.rundir import RunDir
 from sgpu.widgets import show
 run = RunDir(pathlib.Path(RUN))
-writer = subprocess.Popen([sys.executable, GROWING_RUN, RUN, "{seconds}", *{options!r}])
+command = [sys.executable, GROWING_RUN, RUN, "{seconds}", *{options!r}]
+writer = subprocess.Popen(command, start_new_session=True)
 while not run.spec.exists() and writer.poll() is None:
     pass
 def stop():
@@ -34,6 +35,25 @@ view.finish()
 """
 
 
+INTERRUPTED = """
+import time
+view = show(run, stop)
+try:
+    while not view.wait_final(0) and writer.poll() is None:
+        view.refresh()
+        time.sleep(0.1)
+except KeyboardInterrupt:
+    stop()
+    writer.wait()
+view.finish()
+"""
+ENDED = """
+writer.wait()
+from sgpu.widgets import RunView
+RunView(run)
+"""
+
+
 def start(seconds: float, *options: str) -> str:
     return START.format(seconds=seconds, options=list(options))
 
@@ -44,7 +64,7 @@ def steps_done(page: Any) -> int:
 
 
 def test_a_run_is_shown_live_and_stays_as_a_picture(notebook: Callable[..., Any], shots: pathlib.Path) -> None:
-    one = notebook("live", [start(9), FOLLOW, "1 + 1"])
+    one = notebook("live", [start(8), FOLLOW, "1 + 1"], height=1300)
     one.run_all()
     page = one.page
     page.wait_for_selector(".sgpu-chart canvas")
@@ -61,10 +81,11 @@ def test_a_run_is_shown_live_and_stays_as_a_picture(notebook: Callable[..., Any]
     assert page.locator(".sgpu-chart").count() == 5
     page.locator(".sgpu-facts", has_text="1 restart").wait_for()
     page.locator(".sgpu-part-restart").first.wait_for()
-    page.wait_for_function("Number(document.querySelector('.sgpu-steps').textContent.match(/step ([\\d,]+)/)[1]) > 240")
+    page.wait_for_function("Number(document.querySelector('.sgpu-steps').textContent.match(/step ([\\d,]+)/)[1]) > 220")
     one.shot("live-light", shots)
+    one.shot_of_view("view-light", shots)
     page.get_by_role("tab", name="Events").click()
-    page.locator(".sgpu-event", has_text="restarted from step 135 in 0.9 s; 22 steps done again").wait_for()
+    page.locator(".sgpu-event", has_text="restarted from step 120 in 0.9 s; 20 steps done again").wait_for()
     page.get_by_role("tab", name="Logs").click()
     page.locator(".sgpu-log", has_text="rank 0: step 40 evaluated").wait_for()
     page.get_by_label("Rank", exact=True).select_option("1")
@@ -106,12 +127,14 @@ def test_stop_asks_once_while_the_cell_keeps_the_kernel_busy(
 def test_keyboard_alone_in_a_narrow_dark_window_with_a_hostile_run(
     notebook: Callable[..., Any], lab: Any, tmp_path: pathlib.Path, shots: pathlib.Path
 ) -> None:
-    lab.theme("JupyterLab Dark")
-    one = notebook("dark", [start(40, "--hostile"), FOLLOW], width=640, height=1100, scheme="dark")
+    lab.settings("themes", theme="JupyterLab Dark")
+    one = notebook("dark", [start(40, "--hostile"), FOLLOW], width=640, height=1100, scheme="light")
     one.run_all()
     page = one.page
     page.wait_for_selector(".sgpu-chart canvas")
     page.locator(".sgpu-run.sgpu-dark").wait_for()
+    text = page.locator(".sgpu-steps").evaluate("element => getComputedStyle(element).color")
+    assert min(int(part) for part in re.findall(r"\d+", text)[:3]) > 180, f"text of colour {text} on a dark page"
     one.shot("dark-narrow", shots)
     assert page.locator(".sgpu-name").inner_text().startswith("<img src=x onerror=")
     assert page.evaluate("window.hacked") is None
@@ -141,3 +164,65 @@ def test_keyboard_alone_in_a_narrow_dark_window_with_a_hostile_run(
     assert (tmp_path / "stopped").exists()
     assert page.evaluate("window.hacked") is None
     assert one.errors == []
+
+
+def test_stop_interrupts_a_busy_cell_where_the_kernel_hears_nothing_else(
+    notebook: Callable[..., Any], lab: Any, tmp_path: pathlib.Path
+) -> None:
+    lab.settings("kernels-settings", commsOverSubshells="disabled")
+    one = notebook("interrupt", [start(40), INTERRUPTED])
+    one.run_all()
+    page = one.page
+    page.wait_for_selector(".sgpu-chart canvas")
+    first = steps_done(page)
+    page.wait_for_function(
+        "first => Number(document.querySelector('.sgpu-steps').textContent.match(/step ([\\d,]+)/)[1]) > first",
+        arg=first,
+    )
+    page.get_by_role("button", name="■ Stop").click()
+    page.get_by_role("button", name="Yes, stop it").click()
+    page.locator(".jp-OutputArea .sgpu-static", has_text="train: cancelled").wait_for()
+    assert (tmp_path / "stopped").exists()
+    assert one.errors == []
+
+
+def test_a_failed_run_shows_its_root_cause_and_the_failing_ranks_log(
+    notebook: Callable[..., Any], shots: pathlib.Path
+) -> None:
+    one = notebook("failed", [start(2, "--fail", "--hostile"), ENDED])
+    one.run_all()
+    page = one.page
+    failure = page.locator(".sgpu-failure")
+    failure.wait_for()
+    assert failure.inner_text().startswith("✕ root cause: rank 1 failed after step 60 (exception): RuntimeError: CUDA")
+    assert "<img src=x onerror=" in failure.inner_text()
+    assert page.locator(".sgpu-run img").count() == 0
+    assert page.evaluate("window.hacked") is None
+    assert page.locator(".sgpu-traceback").inner_text().startswith("Traceback (most recent call last):")
+    assert page.get_by_role("button", name="Stop").count() == 0
+    page.get_by_role("tab", name="Logs").click()
+    page.locator(".sgpu-log", has_text="RuntimeError: CUDA error: an illegal").wait_for()
+    assert page.get_by_label("Rank", exact=True).locator("option").all_inner_texts() == ["1 (failed)", "0"]
+    one.shot("failed", shots)
+    assert one.errors == []
+
+
+def test_a_saved_notebook_reads_well_without_its_kernel_and_without_trust(
+    notebook: Callable[..., Any], shots: pathlib.Path
+) -> None:
+    run_and_save = notebook("saved", [start(2, "--fail"), FOLLOW])
+    run_and_save.run_all()
+    page = run_and_save.page
+    page.locator(".jp-OutputArea .sgpu-static").wait_for()
+    page.keyboard.press("Control+s")
+    page.wait_for_function("!document.querySelector('.jp-mod-dirty')")
+    content = run_and_save.saved()
+    content.cells[0].source += "\n# edited elsewhere: no longer trusted"
+    one = notebook("untrusted", [], content=content)
+    picture = one.page.locator(".jp-OutputArea img[alt^='charts']")
+    picture.wait_for()
+    assert picture.evaluate("image => image.naturalWidth") > 300
+    told = one.page.locator(".jp-OutputArea").last.inner_text()
+    assert "root cause: rank 1 failed" in told
+    assert "model not found" not in told.lower()
+    one.shot("untrusted", shots)

@@ -23,12 +23,13 @@ from sgpu.contract.status import Status
 
 RANKS = 2
 HOSTILE = '<img src=x onerror="window.hacked=1"></script>'
-TRACEBACK = """Traceback (most recent call last):
+FAILURE = "RuntimeError: CUDA error: an illegal memory access was encountered"
+TRACEBACK = f"""Traceback (most recent call last):
   File "<ipython-input-3>", line 12, in train
     loss = step(model, optimizer, images, labels)
   File "<ipython-input-3>", line 4, in step
-    raise RuntimeError("CUDA error: <b>an illegal memory access</b> was encountered")
-RuntimeError: CUDA error: <b>an illegal memory access</b> was encountered
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+{FAILURE}
 """
 
 
@@ -156,10 +157,11 @@ def grow(run: RunDir, seconds: float, *, hostile: bool = False, fail: bool = Fal
     if not writer.steps(1, interval * 3 + 1, last):
         return
     if fail:
-        message = "RuntimeError: CUDA error: <b>an illegal memory access</b> was encountered"
-        writer.log(1, 1, ("\n" + TRACEBACK).encode())
+        message = f"{FAILURE} {HOSTILE}" if hostile else FAILURE
+        traceback = TRACEBACK.replace(FAILURE, message)
+        writer.log(1, 1, ("\n" + traceback).encode())
         events.emit(run, "failure", generation=1, rank=1, step=last, cause="exception", message=message)
-        facts = {"kind": "exception", "rank": 1, "step": last, "message": message, "traceback": TRACEBACK}
+        facts = {"kind": "exception", "rank": 1, "step": last, "message": message, "traceback": traceback}
         events.emit(run, "run_ended", generation=1, state="FAILED", message=message)
         writer.status("FAILED", 1, last, ended=time.time(), failure=facts)
         return

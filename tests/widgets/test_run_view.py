@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import pathlib
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from sgpu.contract.errors import SgpuError
+from sgpu.widgets import run_view
 from sgpu.widgets.feed import Feed
 from sgpu.widgets.messages import Messages
 from sgpu.widgets.run_view import RunView, _open_channel
@@ -231,6 +234,28 @@ def test_the_scripts_are_shipped_and_ask_nobody_for_anything() -> None:
         for word in ("http://", "https://", "innerHTML", "eval(", "@import", "url(", "import("):
             found = [text[max(0, at - 40) : at + 40] for at in [text.find(word)] if at >= 0]
             assert word not in text or "w3.org" in found[0] or "https?" in found[0], found
+
+
+def test_the_bundle_was_built_from_the_sources_beside_it() -> None:
+    static = pathlib.Path(run_view.__file__).parent / "static"
+    sources = sorted(path for path in (static / "src").iterdir() if path.suffix in (".js", ".css"))
+    mark = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
+    for content in (RunView._esm, RunView._css):
+        assert str(content).startswith(f"/* sources {mark};"), "run: npm install --no-package-lock && npm run build"
+    assert "Leon Sorokin" in (static / "uplot-LICENSE.txt").read_text()
+
+
+def test_whoever_stops_a_run_may_wait_for_the_thread_that_shows_it(view: Any) -> None:
+    def wait_for_a_refresh() -> None:
+        other = threading.Thread(target=lambda: view.push(view.feed.snapshot()))
+        other.start()
+        other.join(10)
+        assert not other.is_alive()
+        view.stops.append("stop")
+
+    view._on_stop = wait_for_a_refresh
+    view._take(view, {"kind": "stop"}, None)
+    assert view.stops == ["stop"]
 
 
 def test_naming_the_package_loads_no_ui_and_no_torch() -> None:

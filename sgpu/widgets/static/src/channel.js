@@ -18,7 +18,7 @@ export class Channel {
   }
 
   async open() {
-    if (!this.kernel?.supportsSubshells || !this.kernel.createComm) return;
+    if (!this.kernel?.supportsSubshells || !this.kernel.createComm || this.kernel.commsOverSubshells === "disabled") return;
     try {
       const comm = this.kernel.createComm(TARGET);
       const late = new Promise((_, refuse) => setTimeout(() => refuse(new Error("no subshell")), OPEN_MILLISECONDS));

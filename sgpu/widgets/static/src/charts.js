@@ -7,7 +7,7 @@ const HEIGHT = 150;
 const SIGNS = { checkpoint: "▲", restart: "↻", failure: "✕" };
 
 const shortNumber = (value) =>
-  value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e5)
+  value === 0 || (Math.abs(value) >= 1e-4 && Math.abs(value) < 1e5)
     ? String(+value.toPrecision(6))
     : value.toExponential(1).replace("e+", "e");
 const shortStep = (step) =>
@@ -22,7 +22,8 @@ export class Charts {
     this.grid = h("div", { class: "sgpu-charts" });
     this.more = h("button", { type: "button", class: "sgpu-button", onclick: () => this.showAll() });
     this.empty = h("p", { class: "sgpu-quiet" }, "No metrics yet. In the training loop, loop.log(loss=loss) adds one.");
-    this.legend = h("p", { class: "sgpu-quiet" }, `${SIGNS.checkpoint} checkpoint   ${SIGNS.restart} restart   ${SIGNS.failure} failure`);
+    this.legend = h("p", { class: "sgpu-quiet sgpu-legend" },
+      ...Object.entries(SIGNS).map(([kind, sign]) => h("span", {}, h("span", { class: `sgpu-mark-${kind}` }, sign), ` ${kind}`)));
     this.element = h("div", {}, this.empty, this.grid, this.more, this.legend);
     this.sizes = new ResizeObserver((entries) => entries.forEach((entry) => this.resize(entry.target)));
   }
@@ -102,13 +103,13 @@ export class Charts {
     return {
       width: chart.body.clientWidth,
       height: HEIGHT,
-      padding: [12, 8, 0, 0],
+      padding: [14, 8, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: this.syncKey }, y: false, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: { range: (_plot, low, high) => spread(low, high) } },
       axes: [
         { ...axis, size: 24, space: 60, incrs: [1, 2, 5].flatMap((n) => Array.from({ length: 13 }, (_, e) => n * 10 ** e)).sort((a, b) => a - b), values: (_plot, ticks) => ticks.map(shortStep) },
-        { ...axis, size: 52, space: 32, values: (_plot, ticks) => ticks.map(shortNumber) },
+        { ...axis, size: 54, space: 24, values: (_plot, ticks) => ticks.map(shortNumber) },
       ],
       series: [{}, { stroke: colour("--sgpu-chart"), width: 1.5, points: { show: (plot) => plot.data[0].length < 3, size: 5 } }],
       hooks: {
@@ -129,7 +130,7 @@ export class Charts {
     const scale = devicePixelRatio || 1;
     ctx.save();
     ctx.textAlign = "center";
-    ctx.font = `${10 * scale}px system-ui, sans-serif`;
+    ctx.font = `${12 * scale}px system-ui, sans-serif`;
     for (const [kind, step] of marks) {
       if (step < plot.scales.x.min || step > plot.scales.x.max) continue;
       const x = Math.round(plot.valToPos(step, "x", true));
@@ -148,7 +149,7 @@ export class Charts {
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
-      ctx.fillText(SIGNS[kind], x, bbox.top - 1 * scale);
+      ctx.fillText(SIGNS[kind], x, bbox.top - 3 * scale);
     }
     ctx.restore();
   }

@@ -165,7 +165,10 @@ export class RunPanel {
   // Colours of canvases do not follow a change of theme by themselves.
   watchTheme() {
     const redraw = () => {
-      this.root.classList.toggle("sgpu-dark", isDark(this.root));
+      const dark = isDark(this.root);
+      if (dark === this.dark) return;
+      this.dark = dark;
+      this.root.classList.toggle("sgpu-dark", dark);
       this.charts.redraw();
     };
     this.themes = new MutationObserver(redraw);
@@ -174,12 +177,16 @@ export class RunPanel {
     this.scheme = matchMedia("(prefers-color-scheme: dark)");
     this.scheme.addEventListener("change", redraw);
     this.redraw = redraw;
+    // The first size is known when the view has come into the page, and only then what is around it.
+    this.arrival = new ResizeObserver(redraw);
+    this.arrival.observe(this.root);
     redraw();
   }
 
   remove() {
     this.forget();
     this.themes.disconnect();
+    this.arrival.disconnect();
     this.scheme.removeEventListener("change", this.redraw);
     this.stop.remove();
     this.charts.remove();
@@ -187,8 +194,13 @@ export class RunPanel {
   }
 }
 
-// The page around us decides; where it says nothing, the colour behind us does; then the system.
+// What the host says of its theme decides; where it says nothing, the colour behind us does; then the system.
 function isDark(element) {
+  const { jpThemeLight, vscodeThemeKind } = document.body.dataset;
+  if (jpThemeLight) return jpThemeLight === "false";
+  if (vscodeThemeKind) return vscodeThemeKind.includes("dark") || vscodeThemeKind === "vscode-high-contrast";
+  const named = document.documentElement.getAttribute("theme");
+  if (named) return named === "dark";
   for (let at = element.parentElement; at; at = at.parentElement) {
     const match = getComputedStyle(at).backgroundColor.match(/rgba?\((\d+),\s*(\d+),\s*(\d+)(?:,\s*([\d.]+))?\)/);
     if (!match || match[4] === "0") continue;
