@@ -15,7 +15,7 @@ _PREFIX = "sgpu-"
 
 def remove(home: pathlib.Path) -> list[str]:
     """Ends processes of runs in `home` whose supervisor is gone, and removes their shared memory."""
-    told = []
+    told: list[str] = []
     for pid, root in _workers(runs_folder(home)).items():
         agent = process.read_process(RunDir(root).agent)
         if agent is not None and agent.alive():
@@ -47,7 +47,7 @@ def _workers(folder: pathlib.Path) -> dict[int, pathlib.Path]:
 
 def _remove_segments() -> list[str]:
     """Shared memory named sgpu-<pid>-<start>-... whose process is gone."""
-    told = []
+    told: list[str] = []
     if not _SHARED_MEMORY.is_dir():
         return told
     for path in _SHARED_MEMORY.glob(f"{_PREFIX}*"):
