@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -17,9 +19,11 @@ from sgpu.metrics.writer import TrackingDownError, TrackingRefusedError
 
 from .conftest import HandMadeRun, MakeRun, MlflowServer, free_port
 
+WriterOf = Callable[[HandMadeRun], Any]
+
 
 @pytest.fixture
-def writer_of(server: MlflowServer):  # type: ignore[no-untyped-def]  # the class is imported with mlflow, in the test
+def writer_of() -> WriterOf:
     from sgpu.metrics.mlflow_writer import MlflowWriter
 
     def make(run: HandMadeRun) -> MlflowWriter:
@@ -43,7 +47,7 @@ def deliver(run: HandMadeRun, writer: object) -> Delivery:
     return delivery
 
 
-def test_nested_under_the_run_of_the_notebook(make_run: MakeRun, server: MlflowServer, writer_of) -> None:  # type: ignore[no-untyped-def]
+def test_nested_under_the_run_of_the_notebook(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(server.url)
@@ -58,7 +62,7 @@ def test_nested_under_the_run_of_the_notebook(make_run: MakeRun, server: MlflowS
     assert run.held().data.tags["mlflow.parentRunId"] == parent.info.run_id
 
 
-def test_a_value_that_mlflow_refuses_loses_itself_alone(make_run: MakeRun, server: MlflowServer, writer_of) -> None:  # type: ignore[no-untyped-def]
+def test_a_refused_value_loses_itself_alone(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
     run = make_run(server.url)
     run.generation(0, range(1, 21))
     broken = '{"time": 1, "step": 30, "generation": 0, "values": {"a:b?": 1.0, "fine": 2.0}}\n'
@@ -71,7 +75,7 @@ def test_a_value_that_mlflow_refuses_loses_itself_alone(make_run: MakeRun, serve
     assert run.values("fine") == {30: 2.0}
 
 
-def test_many_points_go_in_batches_and_come_back_thinned(make_run: MakeRun, server: MlflowServer, writer_of) -> None:  # type: ignore[no-untyped-def]
+def test_many_points_come_back_thinned(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
     run = make_run(server.url, world_size=1)
     recorder = Recorder(run.dir, rank=0, generation=0)
     for step in range(1, 3001):
@@ -86,7 +90,7 @@ def test_many_points_go_in_batches_and_come_back_thinned(make_run: MakeRun, serv
     assert progress.read(run.dir).marks["loss"] == 3000
 
 
-def test_opening_again_changes_nothing(make_run: MakeRun, server: MlflowServer, writer_of) -> None:  # type: ignore[no-untyped-def]
+def test_opening_again_changes_nothing(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
     run = make_run(server.url)
     first = writer_of(run).open()
     before = run.held()
@@ -98,7 +102,7 @@ def test_opening_again_changes_nothing(make_run: MakeRun, server: MlflowServer, 
     assert run.held().data.params == {**before.data.params, "new": "1"}, "a value once given stays"
 
 
-def test_marks_are_the_last_steps_that_mlflow_has(make_run: MakeRun, server: MlflowServer, writer_of) -> None:  # type: ignore[no-untyped-def]
+def test_marks_are_the_last_steps_that_mlflow_has(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
     run = make_run(server.url)
     writer = writer_of(run)
     writer.open()
@@ -110,7 +114,7 @@ def test_marks_are_the_last_steps_that_mlflow_has(make_run: MakeRun, server: Mlf
 
 def test_a_deleted_run_and_a_deleted_experiment_are_told_as_such(
     make_run: MakeRun, server: MlflowServer, writer_of
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(server.url)
@@ -133,9 +137,9 @@ def test_a_deleted_run_and_a_deleted_experiment_are_told_as_such(
 
 def test_a_server_that_is_not_there_is_down_not_refusing(
     make_run: MakeRun,
-    writer_of,
+    writer_of: WriterOf,
     monkeypatch: pytest.MonkeyPatch,
-    tmp_path: pathlib.Path,  # type: ignore[no-untyped-def]
+    tmp_path: pathlib.Path,
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(TrackingDownError):
