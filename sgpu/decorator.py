@@ -18,7 +18,7 @@ from typing import Any
 
 from sgpu import settings
 from sgpu.contract import payload
-from sgpu.contract.errors import InputError
+from sgpu.contract.errors import CheckpointError, InputError
 from sgpu.contract.policies import CheckpointPolicy, RestartPolicy
 from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir, runs_folder
@@ -201,7 +201,10 @@ def distributed(
 def _check_writable(root: str) -> None:
     from sgpu.checkpoint.storage import check_writable
 
-    check_writable(root)
+    try:
+        check_writable(root)
+    except CheckpointError as error:
+        raise InputError(f"checkpoints={root!r}: {error}", path=root) from error
 
 
 def _tracking(working_dir: str) -> Tracking:

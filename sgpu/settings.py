@@ -30,6 +30,12 @@ NAMES: tuple[str, ...] = (
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
 
+# What the agent sets for each worker.
+WORKER_NAMES: frozenset[str] = frozenset({
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+    "SGPU_STORE", "SGPU_RUN_DIR", "SGPU_GENERATION",
+})  # fmt: skip
+
 
 def _whole_number(name: str, default: int | None, least: int = 0) -> int | None:
     text = os.environ.get(name)

@@ -206,15 +206,16 @@ class Slot:
 
     def read(self) -> Beat:
         """A consistent copy; tries again while the worker is writing, and takes what there is if it died writing."""
+        memory, at = self._memory, self._at
         for attempt in range(_READ_ATTEMPTS):
             if attempt >= _SPINS:
                 time.sleep(_READ_PAUSE_SECONDS)  # the writer was put aside in the middle; the core may be this one
-            (before,) = _SEQUENCE.unpack_from(self._memory, self._at)
-            progress = _PROGRESS.unpack_from(self._memory, self._at + _PROGRESS_AT)
-            ledger = _LEDGER.unpack_from(self._memory, self._at + _LEDGER_AT)
-            (after,) = _SEQUENCE.unpack_from(self._memory, self._at)
-            if before == after and before % 2 == 0:
+            before = memory[at : at + _SEQUENCE.size]
+            content = memory[at : at + _SLOT_BYTES]
+            if before == memory[at : at + _SEQUENCE.size] and before[0] % 2 == 0:
                 break
+        progress = _PROGRESS.unpack_from(content, _PROGRESS_AT)
+        ledger = _LEDGER.unpack_from(content, _LEDGER_AT)
         beat_ns, step, high, epoch, total, generation, pid, state, section, since, limit = progress
         category, _, ledger_since, started, *seconds = ledger
         return Beat(
@@ -239,16 +240,16 @@ class Slot:
         memory, at = self._memory, self._at
         (sequence,) = _SEQUENCE.unpack_from(memory, at)
         sequence += sequence % 2  # a writer that died in the middle left it odd
-        _SEQUENCE.pack_into(memory, at, sequence + 1)
-        # Whole copies: pack_into would blank the fields first, and a writer that dies there would leave zeros.
-        memory[at + _PROGRESS_AT : at + _PROGRESS_AT + _PROGRESS.size] = _PROGRESS.pack(
+        progress = _PROGRESS.pack(
             now, self._step, self._high, self._epoch, self._total, self._generation, self._pid, self._state,
             self._section, self._since, self._limit,
         )  # fmt: skip
-        memory[at + _LEDGER_AT : at + _LEDGER_AT + _LEDGER.size] = _LEDGER.pack(
-            self._category, 0, self._ledger_since, self._started, *self._seconds
-        )
-        _SEQUENCE.pack_into(memory, at, sequence + 2)
+        ledger = _LEDGER.pack(self._category, 0, self._ledger_since, self._started, *self._seconds)
+        # Whole copies, close together: pack_into blanks the fields first, and a writer that dies there leaves zeros.
+        memory[at : at + _SEQUENCE.size] = _SEQUENCE.pack(sequence + 1)
+        memory[at + _PROGRESS_AT : at + _PROGRESS_AT + _PROGRESS.size] = progress
+        memory[at + _LEDGER_AT : at + _LEDGER_AT + _LEDGER.size] = ledger
+        memory[at : at + _SEQUENCE.size] = _SEQUENCE.pack(sequence + 2)
 
 
 class Page:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sgpu import settings
 from sgpu.contract.errors import InputError
 from sgpu.contract.policies import CheckpointPolicy, RestartPolicy
 
@@ -48,20 +49,23 @@ def check_function(function: object) -> Callable[..., Any]:
         raise InputError(f"@distributed on the class {function.__qualname__}: decorate a function that makes one")
     if not callable(function):
         raise InputError(f"@distributed needs a function; found {function!r} ({type(function).__name__})")
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
+    if hasattr(function, "submit") and hasattr(function, "distributed"):
+        raise InputError(f"@distributed twice on {_name(function)}(): once is enough")
+    kinds = (function, getattr(type(function), "__call__", None))  # noqa: B004 - an object's call counts as itself
+    if any(inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each) for each in kinds):
         raise InputError(
             f"@distributed on the async function {_name(function)}(): workers call plain functions; "
             "write def, and asyncio.run(...) inside it"
         )
-    if inspect.isgeneratorfunction(function):
+    if any(inspect.isgeneratorfunction(each) for each in kinds):
         raise InputError(
             f"@distributed on the generator {_name(function)}(): a worker returns one value; "
             "return a list, or log with loop.log(...) while it runs"
         )
     if type(function).__name__ == "builtin_function_or_method":
         raise InputError(f"@distributed on the built-in {_name(function)}: wrap it in a function of yours")
-    parameters = _parameters(function)
-    if parameters and parameters[0] in ("self", "cls") and "." in getattr(function, "__qualname__", ""):
+    parameters, owner = _parameters(function), _name(function).rpartition(".")[0]
+    if parameters and parameters[0] in ("self", "cls") and owner and not owner.endswith("<locals>"):
         raise InputError(
             f"@distributed on the method {_name(function)}(): decorate a plain function and pass it the object"
         )
@@ -84,7 +88,13 @@ def check_arguments(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        raise InputError(f"{_name(function)}{signature} cannot be called so: {error}") from None
+        raise InputError(f"{_name(function)}{_plain(signature)} cannot be called so: {error}") from None
+
+
+def _plain(signature: inspect.Signature) -> str:
+    """Names and defaults, without annotations."""
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    return str(inspect.Signature(bare))
 
 
 def check_gpus(gpus: object) -> int | None:
@@ -117,14 +127,6 @@ def check_options(
         isinstance(timeout_seconds, bool) or not isinstance(timeout_seconds, (int, float)) or not timeout_seconds > 0
     ):
         raise InputError(f"timeout_seconds must be a number above 0, or None; found {timeout_seconds!r}")
-    if env is not None and not isinstance(env, Mapping):
-        raise InputError(f"env must be a mapping of text to text; found {env!r}")
-    variables = dict(env or {})
-    for key, value in variables.items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise InputError(
-                f"env must map text to text; found {key!r}: {value!r} (write {str(key)!r}: {str(value)!r})"
-            )
     return Options(
         gpus=check_gpus(gpus),
         on=on,
@@ -132,8 +134,25 @@ def check_options(
         checkpoints=_checkpoints(checkpoints),
         restarts=_restarts(restarts),
         timeout_seconds=float(timeout_seconds) if timeout_seconds is not None else None,
-        env=variables,
+        env=_variables(env),
     )
+
+
+def _variables(env: object) -> dict[str, str]:
+    if env is None:
+        return {}
+    if not isinstance(env, Mapping):
+        raise InputError(f"env must be a mapping of text to text; found {env!r}")
+    for key, value in env.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InputError(
+                f"env must map text to text; found {key!r}: {value!r} (write {str(key)!r}: {str(value)!r})"
+            )
+        if not key or "=" in key or "\0" in key + value:
+            raise InputError(f"env: {key!r}: {value!r} cannot be an environment variable; expected NAME: value")
+        if key in settings.WORKER_NAMES:
+            raise InputError(f"env: {key!r} is set by the agent, for each worker; remove it")
+    return dict(env)
 
 
 def _checkpoints(value: object) -> CheckpointPolicy:
