@@ -157,6 +157,19 @@ def test_agent_runs_a_folder_to_success(make_run: Any) -> None:
     assert Run(run).result() == [42]
 
 
+def test_resume_and_wait_for_the_end(sgpu: Any, make_run: Any) -> None:
+    run = make_run("20260101-000000-train-aaaaaa", state="CANCELLED", function=lambda: "done")
+    told = sgpu("resume", "aaaaaa", "--wait")
+    assert told.exit_code == 0, told.output
+    assert told.stdout.splitlines()[-1] == f"run {run.id}: SUCCEEDED at step 0"
+    assert Run(run).result() == ["done"]
+
+
+def test_demo_hands_on_its_exit_status(sgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sgpu.demo.show.main", lambda: 3)
+    assert sgpu("demo").exit_code == 3
+
+
 def test_agent_refuses_a_folder_that_is_no_run(sgpu: Any, tmp_path: Any) -> None:
     told = sgpu("agent", tmp_path)
     assert told.exit_code == 2
