@@ -174,7 +174,7 @@ def _number(name: str, value: Any) -> float:
     try:
         if isinstance(value, (str, bytes, bytearray)) or getattr(value, "ndim", 0) != 0:
             raise TypeError
-        return float(value)
+        return float(value.item() if hasattr(value, "item") else value)  # float() of a loss with a gradient warns
     except (TypeError, ValueError, OverflowError, RuntimeError):
         shape = f", shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise InputError(
