@@ -106,7 +106,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def __iter__(self) -> Any:
         self._pass += 1
         self._pipeline.rewind()
-        self._current = None
+        self._end_pass()
         return Epoch(self._take, self._pass)
 
     def __len__(self) -> int:
@@ -120,7 +120,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         future = self._pipeline.future()
         if future is not None:
             self._follower.begin(*future, self._pipeline.at())
-        self._current = Pass(iter(self._inner), self._version)
+        self._current = Pass(iter(self._inner), self._version, remote=self.num_workers > 0)
         return self._current
 
     def _make_inner(self) -> torch.utils.data.DataLoader[Envelope]:
@@ -166,7 +166,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             if envelope is None:
                 self._pipeline.ran_out()
             elif envelope.kind == Kind.ERROR:
-                raise envelope.data
+                problem, envelope = envelope.data, None
+                try:
+                    raise problem
+                finally:
+                    del problem  # else it holds this frame and this frame holds it, and with it the workers
             elif self._pipeline.accept(envelope):
                 return envelope
         current.finish(drain=not self._pipeline.settles)
@@ -231,7 +235,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return [part for part in parts_of(self.dataset) if isinstance(part, Source)]
 
     def _drop_inner(self) -> None:
-        self._current = self._inner = None
+        self._end_pass()
+        self._inner = None
+
+    def _end_pass(self) -> None:
+        if self._current is not None:
+            self._current.close()
+        self._current = None
 
     def close(self) -> None:
         """Ends workers and fetcher. The loader can be iterated again; it starts others then."""

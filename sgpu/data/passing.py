@@ -18,8 +18,8 @@ _MOST_WORKERS = 4
 class Pass:
     """One iteration of the torch loader underneath."""
 
-    def __init__(self, source: Iterator[Envelope], version: int) -> None:
-        self._source, self.version = source, version
+    def __init__(self, source: Iterator[Envelope], version: int, remote: bool) -> None:
+        self._source, self.version, self._remote = source, version, remote
         self.pending: Envelope | None = None
         self._failed = False
 
@@ -30,9 +30,15 @@ class Pass:
         envelope, self.pending = self.pending, None
         try:
             return envelope if envelope is not None else next(self._source, None)
-        except BaseException:
+        except BaseException as problem:
             self._failed = True
+            if self._remote:  # torch's frames tell nothing, and a traceback that holds them keeps the workers alive
+                raise problem.with_traceback(None)  # noqa: B904
             raise
+
+    def close(self) -> None:
+        """Lets go of the workers, whoever still holds this pass."""
+        self._source, self._failed = iter(()), True
 
     def finish(self, drain: bool) -> None:
         """Lets workers that do not live on end by themselves."""

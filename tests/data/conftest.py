@@ -1,0 +1,48 @@
+"""Volumes to read and ranks to be."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+MakeVolume = Callable[..., pathlib.Path]
+
+
+@pytest.fixture
+def make_volume(tmp_path: pathlib.Path) -> MakeVolume:
+    """make_volume(files, size_bytes=100, name="volume"): a folder of files 0000.bin... in three class folders."""
+
+    def make(files: int, size_bytes: int = 100, name: str = "volume") -> pathlib.Path:
+        root = tmp_path / name
+        for number in range(files):
+            path = root / f"class{number % 3}" / f"{number:04}.bin"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(number.to_bytes(4, "little") + bytes(size_bytes - 4))
+            os.utime(path, ns=(0, (1_700_000_000 + number) * 10**9))
+        return root
+
+    return make
+
+
+@contextlib.contextmanager
+def being(rank: int, world: int) -> Iterator[None]:
+    """This process is a rank of a world."""
+    before = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@pytest.fixture
+def as_rank() -> Callable[[int, int], contextlib.AbstractContextManager[None]]:
+    return being

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import datetime as dt
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import fsspec
+import pytest
+
+from sgpu.contract.errors import InputError, ListingChangedError, VolumeError
+from sgpu.data import VolumeDataset, VolumeFiles
+from sgpu.data.listing import difference, list_volume, shared_listing, write_listing
+from sgpu.data.pattern import compile_pattern
+from sgpu.data.remote import Entry, LocalVolume, open_volume, stamp_of
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "fits"),
+    [
+        ("**/*", "a.jpg", True), ("**/*", "a/b/c", True), ("*.jpg", "a.jpg", True), ("*.jpg", "a/b.jpg", False),
+        ("**/*.{jpg,png}", "a/b.png", True), ("**/*.{jpg,png}", "a/b.gif", False), ("a/**", "a/b/c", True),
+        ("a/**", "b/a/c", False), ("[ab]?.x", "b1.x", True), ("[!ab]?.x", "b1.x", False), ("a.b", "aXb", False),
+        ("**/c/*.bin", "c/1.bin", True), ("**/c/*.bin", "a/c/1.bin", True), ("**/c/*.bin", "ac/1.bin", False),
+        ("*", "new\nline", True),
+    ],
+)  # fmt: skip
+def test_patterns(pattern: str, path: str, fits: bool) -> None:
+    assert bool(compile_pattern(pattern).fullmatch(path)) == fits
+
+
+@pytest.mark.parametrize("pattern", ["", "/abs", 3, None, "[z-a]"])
+def test_bad_patterns_are_refused(pattern: Any) -> None:
+    with pytest.raises(InputError, match="pattern"):
+        compile_pattern(pattern)
+
+
+def test_odd_names_come_back_as_they_are(tmp_path: pathlib.Path) -> None:
+    names = ["x", "x.1", "é/ü", "e\u0301", "new\nline", "A", "a", "sp ace", os.fsdecode(b"raw\xff")]
+    for name in names:
+        path = tmp_path / "odd" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name, errors="surrogateescape")
+    files = VolumeFiles(tmp_path / "odd")
+    assert [files.relative(number) for number in range(len(files))] == sorted(names, key=os.fsencode)
+    for number in range(len(files)):
+        local = files[number]
+        assert files.relative_path(local) == files.relative(number)
+        assert pathlib.Path(local).read_text(errors="surrogateescape") == files.relative(number)
+
+
+def test_links_are_followed_once_and_dead_ones_told(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "volume"
+    (root / "a").mkdir(parents=True)
+    (root / "a" / "1").write_text("x")
+    (root / "loop").symlink_to(root)
+    (root / "linked").symlink_to(root / "a" / "1")
+    (root / "dead").symlink_to(root / "nothing")
+    os.mkfifo(root / "pipe")
+    with pytest.warns(UserWarning, match="dead in volume .* is a link to nothing"):
+        found = list_volume(LocalVolume(str(root)), "**/*")
+    assert [entry.path for entry in found] == ["a/1", "linked"]
+
+
+def test_missing_empty_unfit_volumes_are_refused_at_construction(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a.txt").write_text("x")
+    for url, told in (
+        (tmp_path / "none", "does not exist"), (tmp_path / "empty", "it is empty"), (tmp_path / "file", "is a file"),
+        ("memory://nothing-here", "does not exist"), ("nonsense://x/y", "cannot be opened"),
+    ):  # fmt: skip
+        with pytest.raises(VolumeError, match=told) as caught:
+            VolumeDataset(url)
+        assert caught.value.url
+    with pytest.raises(VolumeError, match=r"1 other files. Check the pattern"):
+        VolumeDataset(tmp_path / "full", pattern="*.jpg")
+    with pytest.raises(VolumeError, match="lies inside volume"):
+        VolumeDataset(tmp_path / "full", cache_dir=tmp_path / "full" / "cache")
+    for url in ("", 3, None):
+        with pytest.raises(InputError, match="url must be"):
+            VolumeDataset(url)  # type: ignore[arg-type]
+    for arguments in (
+        {"cache_limit_bytes": -1},
+        {"min_free_disk_bytes": 1.5},
+        {"cache_limit_bytes": True},
+        {"seed": "1"},
+    ):
+        with pytest.raises(InputError, match=r"whole number"):
+            VolumeDataset(tmp_path / "full", **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_a_folder_without_permission_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "v" / "closed").mkdir(parents=True, mode=0)
+    with pytest.raises(VolumeError, match=r"closed.* cannot be read"):
+        VolumeDataset(tmp_path / "v")
+
+
+@pytest.mark.parametrize("bad", ["a//b", "../b", "a/./b", "a/" + "x" * 250])
+def test_names_that_would_leave_the_cache_are_refused(bad: str, tmp_path: pathlib.Path) -> None:
+    class Store(LocalVolume):
+        def entries(self) -> Any:
+            return iter([Entry(bad, 1, 1)])
+
+    with pytest.raises(VolumeError, match="no local folder can hold"):
+        list_volume(Store(str(tmp_path)), "**")
+
+
+def test_an_object_that_is_also_a_prefix_is_refused_by_both_names(tmp_path: pathlib.Path) -> None:
+    class Store(LocalVolume):
+        def entries(self) -> Any:
+            return iter([Entry("x/y", 1, 1), Entry("x", 1, 1), Entry("x.1", 1, 1)])
+
+    with pytest.raises(VolumeError, match="both a file 'x' and a file 'x/y'"):
+        list_volume(Store(str(tmp_path)), "**/*")
+
+
+def test_listing_round_trip_find_and_difference(tmp_path: pathlib.Path) -> None:
+    before = write_listing(tmp_path, "u", [Entry("a", 1, 1), Entry("b", 2, 2), Entry("d/e", 0, 3)])
+    after = write_listing(tmp_path, "u", [Entry("a", 1, 1), Entry("b", 2, 9), Entry("c", 3, 3)])
+    assert list(before.entries()) == [Entry("a", 1, 1), Entry("b", 2, 2), Entry("d/e", 0, 3)]
+    assert before.total_bytes == 3
+    assert [before.find(path) for path in ("a", "b", "c", "d/e", "zz", "")] == [0, 1, None, 2, None, None]
+    found = difference(before, after)
+    assert (found.added, found.removed, found.changed) == (["c"], ["d/e"], ["b"])
+    assert "1 added (c), 1 removed (d/e), 1 changed (b)" in found.text()
+    assert before.id != after.id
+    assert write_listing(tmp_path, "u", list(before.entries())).id == before.id
+
+
+def test_one_process_lists_for_a_run(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    (root / "a").write_text("1")
+    first = shared_listing(LocalVolume(str(root)), "**/*", tmp_path / "shelf", "run 1")
+    (root / "b").write_text("2")
+    assert shared_listing(LocalVolume(str(root)), "**/*", tmp_path / "shelf", "run 1").id == first.id
+    assert len(shared_listing(LocalVolume(str(root)), "**/*", tmp_path / "shelf", "run 2")) == 2
+    assert len(shared_listing(LocalVolume(str(root)), "**/*", tmp_path / "shelf", None)) == 2
+
+
+def test_stores_by_url() -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/shop/x": b"1", "/shop/x.1": b"22", "/shop/z/y": b"333"})
+    files = VolumeFiles("memory://shop")
+    found = {files.relative(number): pathlib.Path(files[number]).read_bytes() for number in range(len(files))}
+    assert found == {"x": b"1", "x.1": b"22", "z/y": b"333"}
+    memory.rm("/shop", recursive=True)
+
+
+def test_file_urls_are_folders(tmp_path: pathlib.Path) -> None:
+    assert open_volume(f"file://{tmp_path}").url == str(tmp_path)
+
+
+def test_a_version_is_a_time() -> None:
+    when = dt.datetime(2026, 1, 2, tzinfo=dt.timezone.utc)
+    plain, tagged = stamp_of({"LastModified": when}), stamp_of({"LastModified": when, "ETag": "abc"})
+    assert plain == int(when.timestamp() * 1e6)
+    assert tagged // 10**6 == plain // 10**6
+    assert tagged != stamp_of({"LastModified": when, "ETag": "abd"})
+    assert stamp_of({}) == 0
+
+
+def test_another_listing_is_refused_with_the_difference(tmp_path: pathlib.Path) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    for name in "abc":
+        (root / name).write_text(name)
+    state = VolumeDataset(root).state_dict()
+    (root / "d").write_text("d")
+    (root / "a").write_text("aaa")
+    (root / "b").unlink()
+    with pytest.raises(ListingChangedError, match=r"1 added \(d\), 1 removed \(b\), 1 changed \(a\)") as caught:
+        VolumeDataset(root).load_state_dict(state)
+    assert (caught.value.added, caught.value.removed, caught.value.changed) == (["d"], ["b"], ["a"])
+
+
+def test_the_package_and_the_fetcher_load_no_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import sgpu.data, sgpu.data.fetcher, sys; print('torch' in sys.modules)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "False"
