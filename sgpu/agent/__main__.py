@@ -43,13 +43,17 @@ def _environment(spec: RunSpec) -> dict[str, str]:
 
 
 class StopReasons:
-    """Why the run should end, if it should: asked by the loop, set by signals, the cancel file, a dead launcher."""
+    """Why the run should end, if it should: asked by the loop, set by signals, the cancel file, a dead launcher.
 
-    def __init__(self, run: RunDir, spec: RunSpec) -> None:
+    A `resumed` run does not wait for a launcher that was gone before.
+    """
+
+    def __init__(self, run: RunDir, spec: RunSpec, *, resumed: bool = False) -> None:
         self._run = run
         self._launcher: ProcessId | None = None
         if spec.on_launcher_exit == "stop" and spec.launcher is not None:
-            self._launcher = ProcessId(**spec.launcher)
+            launcher = ProcessId(**spec.launcher)
+            self._launcher = launcher if launcher.alive() or not resumed else None
         self._preempted = threading.Event()
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda *_: self._preempted.set())
@@ -72,7 +76,8 @@ def _supervise(run: RunDir, spec: RunSpec, forwarder: Forwarder) -> Status:
     page = _page(run, spec)
     try:
         return Supervisor(
-            run, spec, host=host, page=page, clock=SystemClock(), stop_reason=StopReasons(run, spec),
+            run, spec, host=host, page=page, clock=SystemClock(),
+            stop_reason=StopReasons(run, spec, resumed=bool(generations)),
             first_generation=generations[-1] + 1 if generations else 0,
         ).supervise()  # fmt: skip
     finally:

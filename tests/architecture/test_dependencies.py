@@ -11,8 +11,8 @@ import pytest
 
 PACKAGE_OF = {"PIL": "pillow", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
 COMES_WITH = {
-    "IPython": "ipykernel", "comm": "ipywidgets", "traitlets": "ipywidgets", "requests": "mlflow", "sqlalchemy": "mlflow",
-    "safetensors": None,  # told to the user when an export asks for it
+    "IPython": "ipykernel", "comm": "ipywidgets", "traitlets": "ipywidgets", "requests": "mlflow",
+    "sqlalchemy": "mlflow", "safetensors": None,  # told to the user when an export asks for it
 }  # fmt: skip
 
 

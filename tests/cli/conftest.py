@@ -35,7 +35,13 @@ def make_run(home: pathlib.Path) -> Callable[..., RunDir]:
     """A run's folder as its launcher and agent leave it."""
 
     def make(
-        run_id: str, *, state: Any = "SUCCEEDED", function: Any = None, checkpoints: str | None = None, world: int = 1
+        run_id: str,
+        *,
+        state: Any = "SUCCEEDED",
+        function: Any = None,
+        checkpoints: str | None = None,
+        world: int = 1,
+        **fields: Any,
     ) -> RunDir:
         run = RunDir(runs_folder(home) / run_id)
         run.create()
@@ -43,7 +49,7 @@ def make_run(home: pathlib.Path) -> Callable[..., RunDir]:
             id=run_id, name="train", created=CREATED, backend="local", world_size=world, gpus_per_node=world,
             accelerator="cpu", seed=7, tracking=Tracking(uri=f"sqlite:///{home}/mlflow.db", experiment="test"),
             python=sys.executable, working_dir=str(home), checkpoints=CheckpointPolicy(root=checkpoints),
-            restarts=RestartPolicy(max_restarts=0),
+            restarts=RestartPolicy(max_restarts=0), **fields,
         ).write(run)  # fmt: skip
         run.payload.write_bytes(payload.pack(function or (lambda: None), (), {}, limit_bytes=10**6))
         if state is not None:

@@ -158,11 +158,21 @@ def test_agent_runs_a_folder_to_success(make_run: Any) -> None:
 
 
 def test_resume_and_wait_for_the_end(sgpu: Any, make_run: Any) -> None:
-    run = make_run("20260101-000000-train-aaaaaa", state="CANCELLED", function=lambda: "done")
+    """Also where the run was to end with the notebook that had called it, which is gone."""
+    gone = {"pid": 2**22 + 1, "started": 1}
+    run = make_run(
+        "20260101-000000-train-aaaaaa",
+        state="CANCELLED",
+        function=lambda: "done",
+        launcher=gone,
+        on_launcher_exit="stop",
+    )
+    run.attempt(0, 0).mkdir(parents=True)
     told = sgpu("resume", "aaaaaa", "--wait")
     assert told.exit_code == 0, told.output
     assert told.stdout.splitlines()[-1] == f"run {run.id}: SUCCEEDED at step 0"
     assert Run(run).result() == ["done"]
+    assert run.generations() == [0, 1]
 
 
 def test_demo_hands_on_its_exit_status(sgpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_setup_commands_are_those_of_ci(pages: dict[str, str]) -> None:
     for command in SETUP:
         assert f"```sh\n{command}\n```" in pages["README.md"]
     run = (ROOT / ".ci" / "run").read_text()
-    assert "pip install -q torch==2.13.0 -e '.[test]'" in run
+    assert "pip install -qq torch==2.13.0 -e '.[test]'" in run
     assert "python -m pytest" in run
     assert "sgpu demo" in run
 
