@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 
-import psutil
-
 from sgpu.contract import atomic
 from sgpu.contract.clock import Clock, SystemClock
 from sgpu.contract.heartbeat import Beat
+from sgpu.contract.process import read_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import read_spec
 from sgpu.contract.status import Status, read_status
 from sgpu.widgets import ledger
 from sgpu.widgets.logs import Logs
+from sgpu.widgets.sentences import failure_words
 from sgpu.widgets.series import Spools
 from sgpu.widgets.snapshot import Failure, Goodput, Snapshot, TrackingLink
 from sgpu.widgets.timeline import Timeline, tried
@@ -21,7 +21,8 @@ from sgpu.widgets.words import plain, visible, whole
 
 _PACE_WINDOW_SECONDS = 30.0
 _PACE_LEAST_SECONDS = 2.0
-_AGENT_GRACE_SECONDS = 10.0
+_START_GRACE_SECONDS = 10.0
+_GONE_GRACE_SECONDS = 2.0  # its last words may just have been written
 
 
 class Pace:
@@ -146,13 +147,15 @@ class Feed:
         facts = status.failure
         if not isinstance(facts, dict):
             return None
+        names = ("rank", "step", "message")
+        cause = facts.get("cause") or facts.get("kind")
         return Failure(
-            kind=plain(facts.get("kind")) or "unknown",
+            summary=failure_words(cause=cause, **{name: facts.get(name) for name in names}),
             rank=whole(facts.get("rank")),
             step=whole(facts.get("step")),
             message=visible(str(facts.get("message") or "")),
             traceback=visible(str(facts.get("traceback") or "")),
-            tried=tried(max(status.restarts, self._timeline.restarts)),
+            tried=tried(max(status.restarts, self._timeline.restarts), plain(facts.get("reason"))),
             resume_step=self._timeline.checkpoint_step,
         )
 
@@ -168,21 +171,14 @@ class Feed:
         return self._tracking
 
     def _agent_gone(self) -> bool:
-        """Whether the supervisor's process has been missing for a while, on this machine."""
-        facts = atomic.read_json(self.run.agent) if self._spec.backend == "local" else None
-        pid = whole(facts.get("pid")) if isinstance(facts, dict) else None
-        if pid is None or _alive(pid):
+        """Whether a run of this machine has been without its supervisor's process for a while."""
+        if self._spec.backend != "local":
+            return False
+        agent = read_process(self.run.agent)
+        young = self._clock.wall() - self._spec.created < _START_GRACE_SECONDS
+        if (agent is None and young) or (agent is not None and agent.alive()):
             self._gone_since = None
             return False
         if self._gone_since is None:
             self._gone_since = self._clock.monotonic()
-        return self._clock.monotonic() - self._gone_since >= _AGENT_GRACE_SECONDS
-
-
-def _alive(pid: int) -> bool:
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.AccessDenied:
-        return True
+        return self._clock.monotonic() - self._gone_since >= _GONE_GRACE_SECONDS

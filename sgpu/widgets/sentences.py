@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from sgpu.widgets.snapshot import Level
 from sgpu.widgets.words import count, plain, plural, seconds, whole
 
 Record = Mapping[str, Any]
+_LOST = re.compile(r"\bsignal \d+|^exit\b|^SystemExit\b")
 
 
 def sentence(record: Record) -> str:
@@ -25,12 +27,11 @@ def level(record: Record) -> Level:
     kind = str(record.get("kind"))
     if kind == "run_ended":
         return {"SUCCEEDED": "good", "FAILED": "error", "LOST": "error"}.get(str(record.get("state")), "warning")  # type: ignore[return-value]
-    if kind == "generation_started":
-        return "warning" if record.get("cause") else "detail"
     return _LEVELS.get(kind, "info")
 
 
 _LEVELS: dict[str, Level] = {
+    "generation_started": "detail",
     "checkpoint_started": "detail",
     "checkpoint_committed": "good",
     "checkpoint_failed": "error",
@@ -49,10 +50,9 @@ def _run_started(record: Record) -> str:
 
 
 def _generation_started(record: Record) -> str:
-    cause = plain(record.get("cause"))
-    if not cause:
+    if not record.get("cause"):
         return "workers are starting"
-    return f"workers are starting again (restart {count(record.get('generation'))}): {cause}"
+    return f"workers are starting again (restart {count(record.get('generation'))})"
 
 
 def _first_step(record: Record) -> str:
@@ -61,7 +61,9 @@ def _first_step(record: Record) -> str:
 
 def _restored(record: Record) -> str:
     where = " from memory" if record.get("source") == "memory" else ""
-    return f"restored step {count(record.get('step'))} in {seconds(record.get('seconds'))}{where}"
+    again = whole(record.get("again_steps"))
+    rest = f"; {plural(again, 'step')} to do again" if again else ""
+    return f"restored step {count(record.get('step'))} in {seconds(record.get('seconds'))}{where}{rest}"
 
 
 def _checkpoint_committed(record: Record) -> str:
@@ -73,16 +75,23 @@ def _checkpoint_failed(record: Record) -> str:
     return f"checkpoint of step {count(record.get('step'))} failed: {plain(record.get('message')) or 'no reason given'}"
 
 
-def _failure(record: Record) -> str:
-    cause, message = plain(record.get("cause")), plain(record.get("message"))
-    who = "a worker" if whole(record.get("rank")) is None else f"rank {record['rank']}"
-    where = "" if whole(record.get("step")) is None else f" after step {count(record['step'])}"
-    if cause.startswith(("exit", "signal")):
+def failure_words(*, rank: Any, step: Any, cause: Any, message: Any) -> str:
+    """Who failed, where and how, on one line: `rank 3 lost (signal 9) after step 1,214`."""
+    cause, message = plain(cause), plain(message)
+    who = "the run" if whole(rank) is None else f"rank {rank}"
+    where = f" after step {count(step)}" if whole(step) else ""
+    rest = f": {message}" if message else ""
+    if _LOST.search(cause):
         return f"{who} lost ({cause}){where}"
-    did = {"exception": "raised an error", "hang": "stopped making steps"}.get(
-        cause, f"failed ({cause or 'unknown cause'})"
-    )
-    return f"{who} {did}{where}" + (f": {message}" if message else "")
+    if cause == "hang" or cause.startswith("no step"):
+        return f"{who} stopped making steps{where}{rest or f' ({cause})'}"
+    if whole(rank) is None or not cause:
+        return f"{who} failed{where}{rest or (f': {cause}' if cause else ', cause unknown')}"
+    return f"{who} raised {'an error' if cause == 'exception' else cause}{where}{rest}"
+
+
+def _failure(record: Record) -> str:
+    return failure_words(**{name: record.get(name) for name in ("rank", "step", "cause", "message")})
 
 
 def _restarting(record: Record) -> str:
@@ -102,8 +111,9 @@ def _resumed(record: Record) -> str:
 
 
 def _preempted(record: Record) -> str:
-    told = whole(record.get("signal"))
-    return f"asked to stop{'' if told is None else f' (signal {told})'}: saves a checkpoint, then ends"
+    told = record.get("signal")
+    name = f"signal {told}" if whole(told) is not None else plain(told)
+    return f"asked to stop{f' ({name})' if name else ''}: saves a checkpoint, then ends"
 
 
 def _metrics_lost(record: Record) -> str:

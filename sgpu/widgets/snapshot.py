@@ -99,9 +99,16 @@ class Goodput:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The root cause. `resume_step` is the newest committed checkpoint's; None: there is none."""
+    """The root cause.
 
-    kind: str
+    Attributes:
+        summary: who failed, where and how, on one line.
+        message: the whole message; may have several lines.
+        tried: what was done against it, and why no more was.
+        resume_step: of the newest committed checkpoint; None: there is none.
+    """
+
+    summary: str
     rank: int | None
     step: int | None
     message: str

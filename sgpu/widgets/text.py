@@ -47,9 +47,7 @@ def goodput_lines(goodput: Goodput) -> list[str]:
 
 def failure_lines(failure: Failure) -> list[str]:
     """The root cause first, then what was tried and how to go on."""
-    where = "" if failure.step is None else f" after step {count(failure.step)}"
-    who = "the run" if failure.rank is None else f"rank {failure.rank}"
-    lines = [f"root cause: {who} failed{where} ({failure.kind}): {failure.message.strip() or 'no message'}"]
+    lines = [f"root cause: {failure.summary}"]
     lines += [f"    {line}" for line in failure.traceback.rstrip().splitlines()]
     return [*lines, f"tried: {failure.tried}; {resume_words(failure)}"]
 

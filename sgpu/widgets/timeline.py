@@ -90,6 +90,7 @@ class Timeline:
             marks.popitem(last=False)
 
 
-def tried(restarts: int) -> str:
-    """What was done against failures before the run gave up."""
-    return f"{plural(restarts, 'restart')} before this" if restarts else "no restart before this"
+def tried(restarts: int, reason: str) -> str:
+    """What was done against failures before the run gave up, and why it did."""
+    words = f"{plural(restarts, 'restart')} before this" if restarts else "no restart before this"
+    return f"{words} ({reason})" if reason else words

@@ -46,7 +46,10 @@ class Screen(Protocol):
 
 
 class LiveView:
-    """Draws a feed on a screen; a View. Calls may come from several threads."""
+    """Draws a feed on a screen; a View. Calls may come from several threads.
+
+    Whatever goes wrong in reading or drawing is told once, and tried again: no run must end for it.
+    """
 
     def __init__(self, feed: Feed, screen: Screen, *, clock: Clock | None = None) -> None:
         self._feed = feed
@@ -55,21 +58,19 @@ class LiveView:
         self._lock = threading.RLock()
         self._done = threading.Event()
         self._follower: Follower | None = None
+        self._trouble = ""
 
     def refresh(self) -> None:
         with self._lock:
             if not self._done.is_set() and self._pacer.due():
-                self._screen.show(self._feed.snapshot())
+                self._guarded(lambda: self._screen.show(self._feed.snapshot()))
 
     def finish(self) -> None:
         with self._lock:
             if self._done.is_set():
                 return
-            snapshot = self._feed.snapshot()
-            while snapshot.behind:
-                snapshot = self._feed.snapshot()
             try:
-                self._screen.finish(snapshot)
+                self._guarded(self._draw_last)
             finally:
                 self._feed.close()
                 self._done.set()
@@ -89,14 +90,32 @@ class LiveView:
 
     def _step(self) -> bool:
         with self._lock:
-            if self._done.is_set():
-                return True
-            snapshot = self._feed.snapshot()
-            if snapshot.final:
-                self.finish()
-                return True
+            if not self._done.is_set():
+                self._guarded(self._draw_next)
+            return self._done.is_set()
+
+    def _draw_next(self) -> None:
+        snapshot = self._feed.snapshot()
+        if snapshot.final:
+            self.finish()
+        else:
             self._screen.show(snapshot)
-            return False
+
+    def _draw_last(self) -> None:
+        snapshot = self._feed.snapshot()
+        while snapshot.behind:
+            snapshot = self._feed.snapshot()
+        self._screen.finish(snapshot)
+
+    def _guarded(self, draw: Callable[[], None]) -> None:
+        try:
+            draw()
+        except Exception as error:  # noqa: BLE001 - the observer cannot hurt the run
+            trouble = f"{type(error).__name__}: {error}"
+            if trouble != self._trouble:
+                self._trouble = trouble
+                name = self._feed.run.id
+                sys.stderr.write(f"sgpu: the live view of {name} has a problem; the run goes on. {trouble}\n")
 
 
 def show(run_dir: RunDir, on_stop: Callable[[], None]) -> View:

@@ -194,7 +194,7 @@ def test_a_failed_run_shows_its_root_cause_and_the_failing_ranks_log(
     page = one.page
     failure = page.locator(".sgpu-failure")
     failure.wait_for()
-    assert failure.inner_text().startswith("✕ root cause: rank 1 failed after step 60 (exception): RuntimeError: CUDA")
+    assert failure.inner_text().startswith("✕ root cause: rank 1 raised RuntimeError after step 60: CUDA error")
     assert "<img src=x onerror=" in failure.inner_text()
     assert page.locator(".sgpu-run img").count() == 0
     assert page.evaluate("window.hacked") is None
@@ -223,6 +223,6 @@ def test_a_saved_notebook_reads_well_without_its_kernel_and_without_trust(
     picture.wait_for()
     assert picture.evaluate("image => image.naturalWidth") > 300
     told = one.page.locator(".jp-OutputArea").last.inner_text()
-    assert "root cause: rank 1 failed" in told
+    assert "root cause: rank 1 raised RuntimeError" in told
     assert "model not found" not in told.lower()
     one.shot("untrusted", shots)

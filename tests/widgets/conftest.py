@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sgpu.contract import records
+from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import Status
@@ -53,6 +54,7 @@ class HandMadeRun:
             python=sys.executable,
             working_dir=".",
         ).write(self.dir)
+        this_process().write(self.dir.agent)
 
     def event(self, kind: str, *, after_seconds: float = 0.0, **facts: Any) -> None:
         record = {"time": self.created + after_seconds, "kind": kind, "generation": 0, "rank": None, **facts}

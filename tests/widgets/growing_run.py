@@ -17,19 +17,20 @@ import time
 
 from sgpu.contract import atomic, events, records
 from sgpu.contract.heartbeat import Category, Page
+from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import Status
 
 RANKS = 2
 HOSTILE = '<img src=x onerror="window.hacked=1"></script>'
-FAILURE = "RuntimeError: CUDA error: an illegal memory access was encountered"
+FAILURE = "CUDA error: an illegal memory access was encountered"
 TRACEBACK = f"""Traceback (most recent call last):
   File "<ipython-input-3>", line 12, in train
     loss = step(model, optimizer, images, labels)
   File "<ipython-input-3>", line 4, in step
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
-{FAILURE}
+RuntimeError: {FAILURE}
 """
 
 
@@ -72,7 +73,7 @@ class Writer:
             file.write(content)
 
     def start(self, generation: int) -> None:
-        events.emit(self.run, "generation_started", generation=generation, cause="rank 1 lost" if generation else None)
+        events.emit(self.run, "generation_started", generation=generation, cause="rank 1 ended" if generation else None)
         for rank, slot in enumerate(self.slots):
             slot.start(generation, pid=os.getpid())
             self.log(generation, rank, f"rank {rank}: model with 1,234,567 parameters\n".encode())
@@ -131,6 +132,7 @@ class Writer:
 
 
 def grow(run: RunDir, seconds: float, *, hostile: bool = False, fail: bool = False) -> None:
+    this_process().write(run.agent)
     writer = Writer(run, seconds, hostile)
     atomic.write_json(
         run.mlflow, {"run_id": "abc", "url": "http://127.0.0.1:5000/#/runs/abc", "open_command": "mlflow ui"}
@@ -143,7 +145,7 @@ def grow(run: RunDir, seconds: float, *, hostile: bool = False, fail: bool = Fal
     if not writer.steps(0, 1, crash):
         return
     writer.log(0, 1, b"\nrank 1: Fatal Python error: Segmentation fault\n")
-    events.emit(run, "failure", generation=0, rank=1, step=crash, cause="signal 11", message="")
+    events.emit(run, "failure", generation=0, rank=1, step=crash, cause="SIGSEGV, signal 11", message="")
     events.emit(run, "restarting", generation=0, from_step=interval * 3, attempt=1, backoff_seconds=0.0)
     writer.status("RESTARTING", 1, crash)
     time.sleep(0.4)
@@ -158,10 +160,18 @@ def grow(run: RunDir, seconds: float, *, hostile: bool = False, fail: bool = Fal
         return
     if fail:
         message = f"{FAILURE} {HOSTILE}" if hostile else FAILURE
-        traceback = TRACEBACK.replace(FAILURE, message)
+        traceback = TRACEBACK.replace(f"Error: {FAILURE}", f"Error: {message}")
         writer.log(1, 1, ("\n" + traceback).encode())
-        events.emit(run, "failure", generation=1, rank=1, step=last, cause="exception", message=message)
-        facts = {"kind": "exception", "rank": 1, "step": last, "message": message, "traceback": traceback}
+        events.emit(run, "failure", generation=1, rank=1, step=last, cause="RuntimeError", message=message)
+        facts = {
+            "kind": "exception",
+            "cause": "RuntimeError",
+            "reason": "it would happen again",
+            "rank": 1,
+            "step": last,
+            "message": message,
+            "traceback": traceback,
+        }
         events.emit(run, "run_ended", generation=1, state="FAILED", message=message)
         writer.status("FAILED", 1, last, ended=time.time(), failure=facts)
         return

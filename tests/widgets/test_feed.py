@@ -12,6 +12,7 @@ import pytest
 from sgpu.contract import atomic
 from sgpu.contract.errors import SgpuError
 from sgpu.contract.heartbeat import Category, Page
+from sgpu.contract.process import ProcessId, process_of, this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.widgets.feed import Feed
 
@@ -163,6 +164,7 @@ def test_a_failure_names_what_was_tried_and_where_it_goes_on(run: Any, clock: An
     failure = snapshot.failure
     assert failure is not None
     assert (failure.rank, failure.step, failure.resume_step) == (1, 31, 20)
+    assert failure.summary == "rank 1 raised an error after step 31: boom"
     assert failure.tried == "1 restart before this"
     assert [log.rank for log in snapshot.logs] == [1, 0]
 
@@ -188,24 +190,37 @@ def test_a_run_whose_supervisor_vanished_is_lost_after_a_while(run: Any, clock: 
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
     run.status("RUNNING", step=3)
-    atomic.write_json(run.dir.agent, {"pid": gone.pid, "started": 1.0})
+    ProcessId(pid=gone.pid, started=1).write(run.dir.agent)
     feed = Feed(run.dir, clock=clock)
     assert feed.snapshot().state == "RUNNING"
     clock.now += 11
     snapshot = feed.snapshot()
     assert (snapshot.state, snapshot.final) == ("LOST", True)
-    atomic.write_json(run.dir.agent, {"pid": os.getpid(), "started": 1.0})
+    this_process().write(run.dir.agent)
     assert feed.snapshot().state == "RUNNING"
+
+
+def test_a_run_that_never_got_a_supervisor_is_lost(run: Any, clock: Any) -> None:
+    run.dir.agent.unlink()
+    feed = Feed(run.dir, clock=clock)
+    clock.now += 9
+    assert feed.snapshot().state == "STARTING"
+    clock.now += 2
+    assert feed.snapshot().state == "STARTING"
+    clock.now += 2
+    assert feed.snapshot().state == "LOST"
 
 
 def test_a_supervisor_that_nobody_has_waited_for_is_gone_too(run: Any, clock: Any) -> None:
     zombie = subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE)
     assert zombie.stdout is not None
+    agent = process_of(zombie.pid)
+    assert agent is not None
     assert zombie.stdout.read() == b""
     zombie.stdout.close()
     os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
     run.status("RUNNING", step=3)
-    atomic.write_json(run.dir.agent, {"pid": zombie.pid, "started": 1.0})
+    agent.write(run.dir.agent)
     feed = Feed(run.dir, clock=clock)
     feed.snapshot()
     clock.now += 11

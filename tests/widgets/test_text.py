@@ -20,7 +20,7 @@ BAD = "<img src=x onerror=alert(1)>\"'\x1b[2J"
 def failed(run: Any) -> None:
     run.event("run_started", world_size=2)
     run.event("checkpoint_committed", after_seconds=3, step=20, blocked_seconds=0.02, save_seconds=1.1)
-    run.event("failure", after_seconds=4, rank=1, step=31, cause="exception", message="ValueError: boom")
+    run.event("failure", after_seconds=4, rank=1, step=31, cause="ValueError", message="boom")
     run.event("run_ended", after_seconds=5, state="FAILED", message="ValueError: boom")
     for step in range(1, 32):
         run.metrics(step, loss=1 / step)
@@ -28,12 +28,9 @@ def failed(run: Any) -> None:
     page = Page.create(run.dir.heartbeat, 2)
     page.slot(0).start(0)
     facts = {
-        "kind": "exception",
-        "rank": 1,
-        "step": 31,
-        "message": "ValueError: boom",
-        "traceback": "Traceback:\n  x = 1",
-    }
+        "kind": "exception", "rank": 1, "step": 31, "cause": "ValueError", "message": "boom",
+        "traceback": "Traceback:\n  x = 1", "reason": "ValueError would happen again",
+    }  # fmt: skip
     run.status("FAILED", step=31, total_steps=100, failure=facts, ended=run.created + 5)
 
 
@@ -42,9 +39,9 @@ def test_the_whole_page_tells_the_root_cause_first(run: Any, clock: Any) -> None
     told = render(Feed(run.dir, clock=clock).snapshot()).splitlines()
     assert told[0] == "train: failed on 2 CPU workers after 5.0 s"
     assert told[1] == "step 31 / 100 (31.0 %), 6.2 steps/s on average"
-    assert told[2] == "root cause: rank 1 failed after step 31 (exception): ValueError: boom"
+    assert told[2] == "root cause: rank 1 raised ValueError after step 31: boom"
     assert told[3:5] == ["    Traceback:", "      x = 1"]
-    assert told[5] == "tried: no restart before this; run.resume() goes on from step 20"
+    assert told[5] == "tried: no restart before this (ValueError would happen again); run.resume() goes on from step 20"
     text = "\n".join(told)
     assert "metrics: loss 0.03226" in text
     assert "  0:00:03 checkpoint at step 20 (0.02 s blocked, 1.1 s to save)" in text
@@ -153,7 +150,7 @@ def test_the_bundle_has_a_picture_text_and_html(run: Any, clock: Any) -> None:
     page = read(bundle["text/html"])
     assert ("src", f"data:image/png;base64,{bundle['image/png']}") in page.attributes
     assert not {"svg", "script", "style", "iframe"} & set(page.tags)
-    assert "root cause: rank 1 failed" in page.text
+    assert "root cause: rank 1 raised ValueError" in page.text
 
 
 def test_without_metrics_or_matplotlib_there_is_a_table_and_no_picture(run: Any, clock: Any, monkeypatch: Any) -> None:

@@ -87,6 +87,26 @@ def test_close_ends_the_background_of_a_run_that_goes_on(run: Any) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "sgpu-view"]
 
 
+def test_a_view_that_breaks_is_told_once_and_the_run_goes_on(run: Any, clock: Any, capsys: Any) -> None:
+    class Broken(Paper):
+        def show(self, snapshot: Snapshot) -> None:
+            super().show(snapshot)
+            raise ZeroDivisionError("in a browser far away")
+
+        finish = show
+
+    paper = Broken()
+    view = LiveView(Feed(run.dir, clock=clock), paper, clock=clock)
+    for _ in range(5):
+        view.refresh()
+        clock.now += 1
+    assert len(paper.shown) == 5
+    view.finish()
+    assert view.wait_final(0)
+    told = capsys.readouterr().err
+    assert told.count("the run goes on. ZeroDivisionError: in a browser far away") == 1
+
+
 def test_outside_a_notebook_it_prints(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
     run.status("SUCCEEDED", step=3, ended=run.created + 1)
     view = show(run.dir, lambda: None)
@@ -109,8 +129,8 @@ def test_a_whole_life_as_text(growing: types.ModuleType, tmp_path: pathlib.Path,
     growing.grow(run, 2.0, fail=True)
     assert view.wait_final(20)
     told = stream.getvalue()
-    assert "rank 1 lost (signal 11)" in told
-    assert "root cause: rank 1 failed" in told
+    assert "rank 1 lost (SIGSEGV, signal 11)" in told
+    assert "root cause: rank 1 raised RuntimeError" in told
     assert "\r" not in told
 
 
@@ -119,7 +139,7 @@ import pathlib, subprocess, sys
 from sgpu.contract.rundir import RunDir
 from sgpu.widgets import show
 run = RunDir(pathlib.Path({root!r}))
-writer = subprocess.Popen([sys.executable, {script!r}, {root!r}, "3", *{options!r}])
+writer = subprocess.Popen([sys.executable, {script!r}, {root!r}, "1.5", *{options!r}])
 while not run.spec.exists() and writer.poll() is None:
     pass
 """
@@ -159,7 +179,7 @@ def test_a_blocking_cell_leaves_the_static_form(tmp_path: pathlib.Path) -> None:
     notebook = execute(tmp_path, [BLOCK], ["--fail"])
     (output,) = notebook.cells[1].outputs
     check_static(output, "train: failed on 2 GPUs")
-    assert "root cause: rank 1 failed" in output.data["text/html"]
+    assert "root cause: rank 1 raised RuntimeError" in output.data["text/html"]
 
 
 @pytest.mark.parametrize("widgets", [True, False])
