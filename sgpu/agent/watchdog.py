@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sgpu.contract.heartbeat import Beat, Section, WorkerState
 
@@ -18,13 +18,18 @@ _PATIENCE: Mapping[Section, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Silence:
-    """A rank that went over the limit of its section."""
+    """A rank that went over the limit of its section.
+
+    Attributes:
+        alike: ranks that are silent at the same step; which of them holds the others up, their stacks tell.
+    """
 
     rank: int
     step: int
     section: Section
     limit_seconds: float
     silent_seconds: float
+    alike: tuple[int, ...] = ()
 
 
 def limit_seconds(beat: Beat, hang_seconds: float) -> float:
@@ -36,19 +41,44 @@ def limit_seconds(beat: Beat, hang_seconds: float) -> float:
 def silent(beats: Sequence[Beat], *, hang_seconds: float, now_ns: int) -> Silence | None:
     """The rank to blame, or None.
 
-    Only ranks that train are watched: a function without a loop makes no promise of steps. Of several over their
-    limit, the one furthest behind is to blame: the others wait for it.
+    Only ranks in a training loop are watched: a function without a loop makes no promise of steps. Of several over
+    their limit, the one furthest behind is to blame: the others wait for it. That may be one that has not reached its
+    loop, while the others wait in their first step. One in a declared collective is blamed last.
     """
-    late = []
-    for rank, beat in enumerate(beats):
-        if beat.state is not WorkerState.TRAINING:
-            continue
-        limit = limit_seconds(beat, hang_seconds)
-        since_ns = max(beat.section_since_ns, beat.beat_ns if beat.section is Section.STEP else 0)
-        waited = (now_ns - since_ns) / 1e9
-        if waited > limit:
-            late.append((beat.step, beat.beat_ns, rank, limit, waited))
+    late = [
+        silence
+        for rank, beat in enumerate(beats)
+        if _watched(beat)
+        and (silence := _silence(rank, beat, limit_seconds(beat, hang_seconds), now_ns)).silent_seconds
+        > silence.limit_seconds
+    ]
     if not late:
         return None
-    step, _, rank, limit, waited = min(late)
-    return Silence(rank=rank, step=step, section=beats[rank].section, limit_seconds=limit, silent_seconds=waited)
+    least = min(silence.limit_seconds for silence in late)
+    absent = [
+        _silence(rank, beat, least, now_ns)
+        for rank, beat in enumerate(beats)
+        if beat.state in (WorkerState.ABSENT, WorkerState.STARTING) and not _watched(beat)
+    ]
+    candidates = sorted(absent or late, key=_standing)
+    first = candidates[0]
+    alike = tuple(other.rank for other in candidates if _standing(other)[:2] == _standing(first)[:2])
+    return replace(first, alike=alike)
+
+
+def _watched(beat: Beat) -> bool:
+    return beat.state is WorkerState.TRAINING or (
+        beat.state is WorkerState.STARTING and beat.section is Section.FIRST_STEP
+    )
+
+
+def _silence(rank: int, beat: Beat, limit: float, now_ns: int) -> Silence:
+    since_ns = max(beat.section_since_ns, beat.beat_ns if beat.section is Section.STEP else 0)
+    return Silence(
+        rank=rank, step=beat.step, section=beat.section, limit_seconds=limit, silent_seconds=(now_ns - since_ns) / 1e9
+    )
+
+
+def _standing(silence: Silence) -> tuple[bool, int, float]:
+    """Sorts the one to blame first."""
+    return silence.section is Section.COLLECTIVE, silence.step, -silence.silent_seconds

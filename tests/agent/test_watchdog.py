@@ -1,0 +1,104 @@
+"""Who has stopped making progress: the table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sgpu.agent.watchdog import limit_seconds, silent
+from sgpu.contract.heartbeat import Beat, Category, Section, WorkerState
+
+_NOW = 10_000
+
+
+def _beat(*, step: int = 5, ago: float = 0.0, section_ago: float | None = None, **facts: Any) -> Beat:
+    """A rank whose last beat was `ago` seconds before now, in its section for `section_ago`."""
+    values: dict[str, Any] = {
+        "beat_ns": int((_NOW - ago) * 1e9), "step": step, "high_step": step, "epoch": 0, "total_steps": -1,
+        "generation": 0, "pid": 1, "state": WorkerState.TRAINING, "section": Section.STEP,
+        "section_since_ns": int((_NOW - (ago if section_ago is None else section_ago)) * 1e9),
+        "section_limit_seconds": 0.0, "category": Category.PRODUCTIVE, "ledger_since_ns": 0, "started_ns": 0,
+        "seconds": (0.0,) * len(Category),
+    }  # fmt: skip
+    return Beat(**{**values, **facts})
+
+
+def _blamed(*beats: Beat, hang_seconds: float = 10) -> int | None:
+    found = silent(beats, hang_seconds=hang_seconds, now_ns=int(_NOW * 1e9))
+    return found.rank if found is not None else None
+
+
+@pytest.mark.parametrize(
+    ("beat", "limit"),
+    [
+        (_beat(), 10.0),
+        (_beat(section=Section.DATA), 10.0),
+        (_beat(section=Section.COLLECTIVE), 10.0),
+        (_beat(section=Section.USER), 10.0),
+        (_beat(section=Section.FIRST_STEP), 30.0),
+        (_beat(section=Section.CHECKPOINT), 30.0),
+        (_beat(section=Section.EVALUATION), 30.0),
+        (_beat(section=Section.INIT), 30.0),
+        (_beat(section_limit_seconds=120.0), 120.0),
+        (_beat(section=Section.CHECKPOINT, section_limit_seconds=5.0), 5.0),
+    ],
+)
+def test_limits(beat: Beat, limit: float) -> None:
+    assert limit_seconds(beat, 10.0) == limit
+
+
+@pytest.mark.parametrize(
+    ("beats", "blamed"),
+    [
+        ([_beat(ago=9)], None),
+        ([_beat(ago=11)], 0),
+        ([_beat(ago=1, section_ago=500)], None),  # steps follow one another without a new section
+        ([_beat(ago=500, section_ago=1)], None),  # a declared section has begun since
+        ([_beat(ago=29, section=Section.FIRST_STEP)], None),
+        ([_beat(ago=31, section=Section.FIRST_STEP)], 0),
+        ([_beat(ago=29, section=Section.CHECKPOINT)], None),
+        ([_beat(ago=31, section=Section.CHECKPOINT)], 0),
+        ([_beat(ago=0, section_ago=11, section=Section.DATA)], 0),
+        ([_beat(ago=100, section_limit_seconds=101.0)], None),
+        ([_beat(ago=100, section_limit_seconds=99.0)], 0),
+        ([_beat(ago=500, state=WorkerState.FINISHED)], None),
+        ([_beat(ago=500, state=WorkerState.ABSENT)], None),
+        ([_beat(ago=500, state=WorkerState.STARTING, section=Section.INIT)], None),  # no loop, no promise
+        ([_beat(ago=31, step=0, state=WorkerState.STARTING, section=Section.FIRST_STEP)], 0),
+        ([_beat(ago=29, step=0, state=WorkerState.STARTING, section=Section.FIRST_STEP)], None),
+    ],
+)
+def test_one_rank(beats: list[Beat], blamed: int | None) -> None:
+    assert _blamed(*beats) == blamed
+
+
+@pytest.mark.parametrize(
+    ("beats", "blamed"),
+    [
+        ([_beat(step=6, ago=12), _beat(step=5, ago=11)], 1),  # the one behind holds the other up
+        ([_beat(step=5, ago=11), _beat(step=5, ago=13)], 1),  # equal steps: the one that is silent for longer
+        ([_beat(step=6, ago=12, section=Section.COLLECTIVE), _beat(step=6, ago=11)], 1),  # waits for the other
+        ([_beat(ago=1), _beat(ago=11)], 1),
+        # Rank 1 has not even reached its loop; the others wait for it in their first step.
+        ([_beat(step=0, ago=31, section=Section.FIRST_STEP, state=WorkerState.STARTING),
+          _beat(step=0, ago=40, section=Section.INIT, state=WorkerState.STARTING)], 1),
+        ([_beat(step=7, ago=11), _beat(step=7, ago=3, state=WorkerState.FINISHED)], 0),
+    ],
+)  # fmt: skip
+def test_whom_to_blame(beats: list[Beat], blamed: int) -> None:
+    assert _blamed(*beats) == blamed
+
+
+def test_what_is_told() -> None:
+    found = silent([_beat(), _beat(step=3, ago=12.5)], hang_seconds=10, now_ns=int(_NOW * 1e9))
+    assert found is not None
+    assert (found.rank, found.step, found.section, found.limit_seconds) == (1, 3, Section.STEP, 10)
+    assert found.silent_seconds == pytest.approx(12.5)
+
+
+def test_those_that_stand_alike_are_told() -> None:
+    beats = [_beat(step=4, ago=12), _beat(step=4, ago=13), _beat(step=5, ago=11), _beat(step=4, ago=1)]
+    found = silent(beats, hang_seconds=10, now_ns=int(_NOW * 1e9))
+    assert found is not None
+    assert (found.rank, sorted(found.alike)) == (1, [0, 1])
