@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 
+import pytest
+
 from sgpu import settings
 
 LONGEST_LINES = 400
@@ -14,6 +16,14 @@ def test_files_stay_readable(sources: dict[str, str]) -> None:
     lines = {path: text.count("\n") for path, text in sources.items()}
     assert {path: count for path, count in lines.items() if count >= LONGEST_LINES} == {}
     assert sorted(lines.values())[len(lines) // 2] < 150
+
+
+def test_files_are_python_3_10(sources: dict[str, str]) -> None:
+    """The oldest Python that pyproject.toml promises; newer syntax does not pass."""
+    for path, text in sources.items():
+        ast.parse(text, path, feature_version=(3, 10))
+    with pytest.raises(SyntaxError):
+        ast.parse("try:\n    pass\nexcept* ValueError:\n    pass\n", feature_version=(3, 10))
 
 
 def test_the_environment_is_read_in_one_file(trees: dict[str, ast.Module]) -> None:
