@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+from dataclasses import replace
 
 from sgpu import settings
+from sgpu.agent.failure import Failure
+from sgpu.agent.policy import Past, decide
 from sgpu.contract import errors, events, rundir
+from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 from sgpu.contract.status import FINAL_STATES, Status
@@ -78,6 +82,19 @@ def test_failure_modes_names_every_error(pages: dict[str, str]) -> None:
         name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.SgpuError)
     }
     assert {name for name in names if name not in pages["docs/failure-modes.md"]} == set()
+
+
+def test_failure_modes_gives_the_policy_as_it_is(pages: dict[str, str]) -> None:
+    text, policy = " ".join(pages["docs/failure-modes.md"].split()), RestartPolicy()
+    assert f"`restarts=` (default {policy.max_restarts})" in text
+    assert f"`hang_seconds` ({policy.hang_seconds:g})" in text
+    failure = Failure(kind="signal", rank=0, generation=0, step=5, cause="SIGKILL, signal 9", message="", time=0.0)
+    past = [Past(failure=replace(failure, step=step), committed_step=-1) for step in range(9)]
+    generous = RestartPolicy(max_restarts=100)
+    waits = [decide(failure, past[:n], generous, committed_step=-1).wait_seconds for n in range(4)]
+    assert "The first restart is immediate, later ones wait (1 s, 2 s, 4 s, at most a minute)" in text
+    assert waits == [0, 1, 2, 4]
+    assert decide(replace(failure, step=99), past, generous, committed_step=-1).wait_seconds == 60
 
 
 def test_metrics_are_those_of_the_code(pages: dict[str, str]) -> None:
