@@ -11,6 +11,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from sgpu.cli import app
@@ -85,6 +86,16 @@ def _problem(line: str) -> str:
         return told.output
     missing = [word for word in words if word.startswith("-") and word.partition("=")[0] not in told.stdout]
     return f"no option {missing}" if missing else ""
+
+
+def test_every_command_is_documented(blocks: Any) -> None:
+    said = {line for b in blocks if b.page == "docs/command-line.md" and b.language in SHELL for line in commands(b)}
+    words = [shlex.split(line)[1:] for line in said]
+    named = {" ".join(line[:2] if line[0] == "checkpoints" else line[:1]) for line in words}
+    click = get_command(app)
+    every = {name for name in click.commands if name != "checkpoints"}
+    every |= {f"checkpoints {name}" for name in click.commands["checkpoints"].commands}
+    assert named == every
 
 
 def test_the_check_of_commands_can_fail() -> None:
