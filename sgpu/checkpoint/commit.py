@@ -74,14 +74,14 @@ class Commit:
 
 
 def wait_for(
-    store: Store, folder: str, reached: Callable[[list[str]], int], goal: int, timeout_seconds: float, what: str
+    store: Store, folder: str, reached: Callable[[list[str]], int], goal: int, patience: Callable[[], float], what: str
 ) -> None:
     """Looks into the folder until `reached` gives `goal`.
 
     A store tells nobody that a file appeared, so it has to be looked at: often at first, then five times a second.
 
     Raises:
-        CheckpointSaveError: a rank failed, or nothing moved for `timeout_seconds`.
+        CheckpointSaveError: a rank failed, or nothing moved for `patience()` seconds.
     """
     pause, best = FIRST_LOOK_SECONDS, -1
     last = time.monotonic()
@@ -94,10 +94,9 @@ def wait_for(
             return
         if now > best:
             best, last = now, time.monotonic()
-        if time.monotonic() - last > timeout_seconds:
+        if time.monotonic() - last > patience():
             raise CheckpointSaveError(
-                f"{store.url}/{folder} was not committed: waited {timeout_seconds:.0f} s for {what}, "
-                f"have {now} of {goal}.",
+                f"{store.url}/{folder} was not committed: waited {patience():.0f} s for {what}, have {now} of {goal}.",
                 path=f"{store.url}/{folder}",
             )
         time.sleep(pause)
@@ -105,8 +104,16 @@ def wait_for(
 
 
 def _reason(store: Store, folder: str, rank: int) -> str:
-    text = json.loads(store.read(f"{folder}/{names.failed_name(rank)}"))["reason"]
+    text = str(_read_told(store, f"{folder}/{names.failed_name(rank)}").get("reason"))
     return text if text.startswith("rank ") else f"rank {rank}: {text}"
+
+
+def _read_told(store: Store, path: str) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = json.loads(store.read(path))
+    except ValueError as error:
+        raise CheckpointSaveError(f"{store.url}/{path} is not what was written: {error}", path=path) from error
+    return told
 
 
 def tell_failed(store: Store, folder: str, rank: int, reason: str) -> None:
@@ -118,12 +125,12 @@ def tell_done(store: Store, folder: str, promise: Promise, written: list[Written
     store.put(f"{folder}/{names.done_name(promise.rank)}", [memoryview(content)])
 
 
-def commit(store: Store, job: Commit, timeout_seconds: float) -> Manifest:
+def commit(store: Store, job: Commit, patience: Callable[[], float]) -> Manifest:
     """Rank 0's part."""
     folder = job.folder
-    wait_for(store, folder, lambda found: len(names.told_ranks(found, "done")), job.world_size, timeout_seconds,
+    wait_for(store, folder, lambda found: len(names.told_ranks(found, "done")), job.world_size, patience,
              "the shares of all ranks")  # fmt: skip
-    told = [json.loads(store.read(f"{folder}/{names.done_name(rank)}")) for rank in range(job.world_size)]
+    told = [_read_told(store, f"{folder}/{names.done_name(rank)}") for rank in range(job.world_size)]
     where = f"{store.url}/{folder}"
     _check_alike(told, where)
     files = {file["name"]: WrittenFile.from_json(file) for rank in told for file in rank["files"]}

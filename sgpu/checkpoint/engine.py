@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import weakref
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -25,6 +29,9 @@ from sgpu.contract.failpoint import failpoint
 from sgpu.contract.policies import CheckpointPolicy
 
 log = logging.getLogger("sgpu.checkpoint")
+
+# Where the process ends without close(): ranks that make no progress for so long are not waited for.
+LEAVING_SECONDS = 10.0
 
 
 @dataclass(kw_only=True)
@@ -56,6 +63,8 @@ class Checkpointer:
         root: beats `policy.root`.
         rank, world_size: None: as `sgpu.runtime` says.
         generation: of the run, for people who look into the root.
+        replicated: names in `state` whose tensors are equal on all ranks at each save (an average of the weights, kept
+            by hand): each rank then writes a part of them. Parameters and optimizer state always count as such.
         store: beats `root`; for a store of your own, which is then written from a thread of this process.
         timeout_seconds: a save that makes no progress for so long has failed.
 
@@ -74,6 +83,7 @@ class Checkpointer:
         rank: int | None = None,
         world_size: int | None = None,
         generation: int = 0,
+        replicated: Collection[str] = (),
         store: Store | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
@@ -81,7 +91,7 @@ class Checkpointer:
         if store is None and where is None:
             raise CheckpointError("there is no place for checkpoints: give root, or CheckpointPolicy(root=...).")
         self._policy = policy
-        self._parts = parts.build(dict(state))
+        self._parts = parts.build(dict(state), frozenset(replicated))
         self._per_rank = dict(per_rank or {})
         _check_per_rank(self._per_rank)
         self._store = store if store is not None else open_store(where or "")
@@ -90,7 +100,6 @@ class Checkpointer:
         self._stager = Stager(self._parts, self._per_rank, self._ranks.rank, self._ranks.world_size)
         in_process = store is not None or self._store.local_root is None
         self._writer: Writer = (ThreadWriter if in_process else HelperWriter)(self._store, self._stager.segment)
-        self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sgpu-checkpoint")
         self._attempt = self._agree_on_attempt(generation)
         self._used: set[int] = set()
         self._restored_from: str | None = None
@@ -99,6 +108,8 @@ class Checkpointer:
         self._reports: list[SaveReport] = []
         self._error: CheckpointSaveError | None = None
         self._closed = False
+        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -168,8 +179,13 @@ class Checkpointer:
             started=started,
             blocked_seconds=0.0,
             size_bytes=staged.size_bytes,
-            work=self._background.submit(self._write_and_commit, staged, job),
+            work=Future(),
         )
+        # A daemon, so that a rank whose peers are gone can end; `leave` waits for it.
+        threading.Thread(
+            target=_run, args=(self._flight.work, lambda: self._write_and_commit(staged, job)), daemon=True,
+            name="sgpu-checkpoint",
+        ).start()  # fmt: skip
         self._flight.blocked_seconds = time.monotonic() - started
 
     def before_optimizer_step(self) -> None:
@@ -196,12 +212,20 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self._at_exit)
         self._settle()
-        self._background.shutdown()
         self._writer.close()
         self._stager.segment.close()
         self._ranks.close()
         self._raise_error()
+
+    def leave(self) -> None:
+        """What happens at the interpreter's end without `close()`: finishes what can be, and says what was lost."""
+        self._timeout_seconds = min(self._timeout_seconds, LEAVING_SECONDS)
+        try:
+            self.close()
+        except CheckpointError as error:
+            log.error("the process ends, and nobody asked how its last save went: %s", error)
 
     def _require_open(self) -> None:
         if self._closed:
@@ -235,13 +259,17 @@ class Checkpointer:
         return names.folder_name(step, self._attempt)
 
     def _stage(self, folder: str) -> Staged:
-        staged: Staged | None = None
+        reason: str | None = "its state_dict() failed"
         try:
             failpoint("checkpoint.stage", self._ranks.rank)
             staged = self._stager.stage(folder)
+            reason = None
+        except (OSError, CheckpointError) as error:
+            reason = f"its state could not be staged: {error}"
+            raise
         finally:
-            if staged is None:
-                self._tell_failed(folder, "its state could not be staged")
+            if reason is not None:
+                self._tell_failed(folder, reason)
         return staged
 
     def _write_and_commit(self, staged: Staged, job: Commit) -> float:
@@ -253,16 +281,16 @@ class Checkpointer:
             commit.tell_done(self._store, job.folder, staged.promise, written)
             failpoint("checkpoint.done", rank)
             if rank == 0:
-                commit.commit(self._store, job, self._timeout_seconds)
+                commit.commit(self._store, job, self._patience)
             else:
                 commit.wait_for(self._store, job.folder, lambda found: int(names.METADATA in found), 1,
-                                self._timeout_seconds, "the commit by rank 0")  # fmt: skip
+                                self._patience, "the commit by rank 0")  # fmt: skip
             done = True
         except (OSError, CheckpointError) as error:
             self._tell_failed(job.folder, str(error))
             done = True
             raise CheckpointSaveError(
-                f"the checkpoint of step {job.step} was not saved: {error}",
+                f"the checkpoint of step {job.step} was not saved: {_by_rank(error, rank)}",
                 path=f"{self._store.url}/{job.folder}",
                 step=job.step,
                 rank=error.facts.get("rank", rank) if isinstance(error, CheckpointError) else rank,
@@ -274,6 +302,9 @@ class Checkpointer:
         if rank == 0:
             self._prune(job.folder)
         return finished
+
+    def _patience(self) -> float:
+        return self._timeout_seconds
 
     def _tell_failed(self, folder: str, reason: str) -> None:
         """Ends the others' waiting. Where even this cannot be written, they end by their time-out."""
@@ -322,6 +353,26 @@ class Checkpointer:
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _by_rank(error: Exception, rank: int) -> str:
+    """The cause, with the rank that it happened on."""
+    text = str(error)
+    return f"rank {rank}: {text}" if isinstance(error, OSError) else text
+
+
+def _run(work: Future[float], action: Callable[[], float]) -> None:
+    """A thread's whole life: how it ended, whatever that was, is told through the future."""
+    try:
+        work.set_result(action())
+    except BaseException as error:  # noqa: BLE001
+        work.set_exception(error)
+
+
+def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
+    checkpointer = reference()
+    if checkpointer is not None:
+        checkpointer.leave()
 
 
 def _check_per_rank(per_rank: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class OptimizerPart:
         ]
 
     def collect(self) -> PartState:
-        collector = Collector(self.name, spread=lambda _tensor: True)
+        collector = Collector(self.name, spread=True)
         state: dict[str, Any] = {}
         groups = []
         for g, (group, members) in enumerate(zip(self._optimizer.param_groups, self._names(), strict=True)):

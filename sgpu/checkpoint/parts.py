@@ -88,7 +88,7 @@ class Part(Protocol):
 class Collector:
     """Gathers the tensors that `values.encode` meets."""
 
-    def __init__(self, prefix: str, spread: Callable[[torch.Tensor], bool] = lambda _tensor: False) -> None:
+    def __init__(self, prefix: str, *, spread: bool = False) -> None:
         self.tensors: dict[str, Held] = {}
         self._prefix = prefix
         self._spread = spread
@@ -106,7 +106,7 @@ class Collector:
 
     def on_tensor(self, path: values.Path, tensor: torch.Tensor) -> dict[str, str]:
         name = ".".join([self._prefix, *map(str, path)])
-        return self.add(name, tensor, spread=self._spread(tensor))
+        return self.add(name, tensor, spread=self._spread)
 
 
 class StatefulPart:
@@ -116,12 +116,13 @@ class StatefulPart:
     object itself judges what is deeper.
     """
 
-    def __init__(self, name: str, thing: Any) -> None:
+    def __init__(self, name: str, thing: Any, *, replicated: bool = False) -> None:
         self.name = name
         self._thing = thing
+        self._replicated = replicated
 
     def _encoded(self) -> tuple[Any, Collector]:
-        collector = Collector(self.name)
+        collector = Collector(self.name, spread=self._replicated)
         return values.encode(self._thing.state_dict(), collector.on_tensor), collector
 
     def collect(self) -> PartState:
@@ -158,12 +159,13 @@ class ContainerPart:
     have the same keys; everything else is replaced.
     """
 
-    def __init__(self, name: str, container: Any) -> None:
+    def __init__(self, name: str, container: Any, *, replicated: bool = False) -> None:
         self.name = name
         self._container = container
+        self._replicated = replicated
 
     def collect(self) -> PartState:
-        collector = Collector(self.name)
+        collector = Collector(self.name, spread=self._replicated)
         skeleton = values.encode(self._container, collector.on_tensor)
         return PartState(tensors=collector.tensors, skeleton=skeleton)
 
@@ -201,7 +203,7 @@ def _replace(live: Any, saved: Any) -> Any:
     return saved
 
 
-def build(state: dict[str, Any]) -> list[Part]:
+def build(state: dict[str, Any], replicated: frozenset[str] = frozenset()) -> list[Part]:
     """A part for each entry of `state`.
 
     Raises:
@@ -210,6 +212,10 @@ def build(state: dict[str, Any]) -> list[Part]:
     from sgpu.checkpoint.module_part import ModulePart
     from sgpu.checkpoint.optimizer_part import OptimizerPart, is_standard
 
+    if not replicated <= state.keys():
+        raise InputError(
+            f"replicated names {sorted(replicated - state.keys())}, which are not in state: {sorted(state)}"
+        )
     found: list[Part] = []
     modules: dict[str, torch.nn.Module] = {}
     for name, thing in state.items():
@@ -221,9 +227,9 @@ def build(state: dict[str, Any]) -> list[Part]:
         elif isinstance(thing, torch.optim.Optimizer) and is_standard(thing):
             found.append(OptimizerPart(name, thing, modules))
         elif callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
-            found.append(StatefulPart(name, thing))
+            found.append(StatefulPart(name, thing, replicated=name in replicated))
         elif isinstance(thing, (dict, list, torch.Tensor)):
-            found.append(ContainerPart(name, thing))
+            found.append(ContainerPart(name, thing, replicated=name in replicated))
         else:
             raise InputError(
                 f"state[{name!r}] is a {type(thing).__name__}, which cannot be restored in place. Give an object with "

@@ -39,9 +39,21 @@ def publish(
     entry = FileEntry(size_bytes=len(record), crc32c=checksum.of(record))
     manifest = replace(manifest, files={**manifest.files, names.METADATA: entry})
     failpoint("checkpoint.manifest")
-    store.put(prefix + names.MANIFEST, [memoryview(manifest.to_bytes())])
+    _put(store, prefix + names.MANIFEST, manifest.to_bytes())
     if before_commit is not None:
         before_commit()
     failpoint("checkpoint.metadata")
-    store.put(prefix + names.METADATA, [memoryview(record)])
+    _put(store, prefix + names.METADATA, record)
     return manifest
+
+
+def _put(store: Store, path: str, content: bytes) -> None:
+    """Puts and looks: what a store cut short is taken back, and told."""
+    store.put(path, [memoryview(content)])
+    found = store.size(path)
+    if found != len(content):
+        store.delete(path)
+        raise CheckpointSaveError(
+            f"{store.url}/{path}: {len(content)} bytes were written, {found or 'none'} are there. Not committed.",
+            path=path,
+        )

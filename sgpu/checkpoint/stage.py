@@ -72,7 +72,7 @@ class Stager:
         promise = Promise(
             rank=self._rank,
             view=self._share.view,
-            objects={name: checksum.text(checksum.of(content)) for name, content in objects.items()},
+            objects={name.removesuffix(f".{SKELETON}"): checksum.text(checksum.of(c)) for name, c in objects.items()},
             slots=self._share.slots,
             object_names=tuple(own),
         )

@@ -66,6 +66,7 @@ def run_ranks(tmp_path: pathlib.Path) -> Callable[..., list[Ended]]:
             for process in started:
                 if process.poll() is None:
                     process.kill()
+                if process.stdout is not None and not process.stdout.closed:
                     process.communicate()
         return ended
 

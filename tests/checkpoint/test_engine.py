@@ -32,7 +32,8 @@ class Thing:
 
 
 def save_one(root: pathlib.Path, step: int = 1, per_rank: Any = None, **state: Any) -> None:
-    with Checkpointer(CheckpointPolicy(str(root)), state, per_rank=per_rank) as checkpointer:
+    """Written from a thread of this process; the tests of faults and ranks use the helper process."""
+    with Checkpointer(CheckpointPolicy(), state, per_rank=per_rank, store=PosixStore(root)) as checkpointer:
         checkpointer.save(step)
 
 

@@ -1,0 +1,230 @@
+"""A save that fails, anywhere, by any means: whole or absent, told, and the next one works."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
+from sgpu.checkpoint.storage import PosixStore
+from sgpu.contract import failpoint
+from sgpu.contract.errors import CheckpointError, CheckpointSaveError
+from sgpu.testing.stores import Fault, FaultyStore
+
+PLACES = ("stage", "shard_half", "shard_written", "done", "manifest", "metadata")
+
+
+@pytest.fixture
+def arm(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Arms a failpoint in this process and its helpers; gives a function that tells what fired."""
+    log = tmp_path / "fired.log"
+
+    def do(text: str) -> Callable[[], list[str]]:
+        monkeypatch.setenv("SGPU_FAILPOINT", text)
+        monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(log))
+        failpoint.reset()
+        return lambda: log.read_text().splitlines() if log.exists() else []
+
+    yield do
+    monkeypatch.undo()
+    failpoint.reset()
+
+
+class Own:
+    def __init__(self) -> None:
+        self.n = 0
+
+    def state_dict(self) -> Any:
+        return {"n": self.n}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.n = state["n"]
+
+
+def attempt(store: FaultyStore, box: dict[str, torch.Tensor], own: Own, step: int) -> bool:
+    """One save; False where it was told as failed."""
+    box["w"].fill_(step)
+    own.n = step
+    try:
+        with Checkpointer(
+            CheckpointPolicy(keep_last=1), {"box": box}, per_rank={"own": own}, store=store
+        ) as checkpointer:
+            checkpointer.save(step)
+    except CheckpointError:
+        return False
+    return True
+
+
+def check_whole(root: pathlib.Path, allowed: set[int], *, torn_record: bool = False) -> int:
+    """`torn_record`: a store that cuts the commit record short and then fails may leave it, seen as damaged."""
+    live, own = {"w": torch.zeros(100)}, Own()
+    with Checkpointer(CheckpointPolicy(), {"box": live}, per_rank={"own": own}, store=PosixStore(root)) as checkpointer:
+        restored = checkpointer.restore()
+    assert restored is not None
+    assert restored.skipped == () or (torn_record and ".metadata" in restored.skipped[0].reason)
+    assert restored.step in allowed
+    assert bool((live["w"] == restored.step).all())
+    assert own.n == restored.step
+    return restored.step
+
+
+@pytest.mark.parametrize("forever", [False, True], ids=["once", "for good"])
+@pytest.mark.parametrize("fault", ["error", "full", "short", "lost"])
+def test_whichever_operation_fails_the_checkpoint_is_whole_or_absent(
+    fault: Fault, forever: bool, tmp_path: pathlib.Path
+) -> None:
+    """As SQLite's tests do it: the Nth operation fails, for every N, until none is left to fail."""
+    outcomes = set()
+    for number in range(1, 60):
+        root = tmp_path / str(number)
+        assert attempt(FaultyStore(PosixStore(root)), {"w": torch.zeros(100)}, Own(), 1)
+        store = FaultyStore(PosixStore(root), fail_at=number, fault=fault, forever=forever)
+        told_well = attempt(store, {"w": torch.zeros(100)}, Own(), 2)
+        if not store.fired:
+            assert number > 8
+            break
+        found = check_whole(root, {1, 2}, torn_record=fault == "short" and forever)
+        if told_well:
+            assert found == 2
+        outcomes.add((told_well, found))
+    else:
+        pytest.fail("the number of operations does not end")
+    assert (False, 1) in outcomes
+
+
+def test_reading_operations_that_fail_are_told_too(tmp_path: pathlib.Path) -> None:
+    for number in range(1, 80):
+        root = tmp_path / str(number)
+        assert attempt(FaultyStore(PosixStore(root)), {"w": torch.zeros(100)}, Own(), 1)
+        store = FaultyStore(PosixStore(root), fail_at=number, only=frozenset({"names", "size", "read"}))
+        told_well = attempt(store, {"w": torch.zeros(100)}, Own(), 2)
+        if not store.fired:
+            assert number > 5
+            return
+        found = check_whole(root, {1, 2})
+        assert found == 2 or not told_well
+    pytest.fail("the number of operations does not end")
+
+
+@pytest.mark.parametrize("how", ["raise", "warn"])
+def test_a_full_disk_is_told_once_and_the_next_save_works(how: Any, tmp_path: pathlib.Path, arm: Any) -> None:
+    fired = arm("checkpoint.shard_half#1=errno:ENOSPC")
+    box = {"w": torch.zeros(100)}
+    checkpointer = Checkpointer(CheckpointPolicy(str(tmp_path / "root"), on_error=how), {"box": box})
+    checkpointer.save(1)
+    if how == "raise":
+        with pytest.raises(CheckpointSaveError, match=r"step 1 was not saved: rank 0 .*No space left") as caught:
+            checkpointer.wait()
+        assert (caught.value.step, caught.value.rank) == (1, 0)
+    else:
+        checkpointer.wait()
+    (report,) = checkpointer.poll()
+    assert "No space left" in (report.error or "")
+    assert fired() == ["checkpoint.shard_half rank=0 nth=1 action=errno"]
+    assert find_latest_valid(tmp_path / "root") is None
+    checkpointer.save(1)
+    checkpointer.close()
+    assert checkpointer.poll()[0].error is None
+    assert Catalog(tmp_path / "root").verify(1, deep=True).ok
+
+
+def test_a_failure_is_raised_by_the_next_save_and_by_close(tmp_path: pathlib.Path, arm: Any) -> None:
+    fired = arm("checkpoint.shard_half=errno:EIO")
+    checkpointer = Checkpointer(CheckpointPolicy(str(tmp_path / "root")), {"box": {"w": torch.zeros(9)}})
+    checkpointer.save(1)
+    with pytest.raises(CheckpointSaveError, match="step 1"):
+        checkpointer.save(2)
+    checkpointer.save(3)
+    with pytest.raises(CheckpointSaveError, match="step 3"):
+        checkpointer.close()
+    assert len(fired()) == 2
+
+
+@pytest.mark.parametrize(("action", "how"), [("exit:17", "exit code 17"), ("kill", "signal SIGKILL")])
+def test_a_writer_process_that_dies_is_told_and_replaced(
+    action: str, how: str, tmp_path: pathlib.Path, arm: Any
+) -> None:
+    fired = arm(f"checkpoint.shard_half={action}")
+    checkpointer = Checkpointer(CheckpointPolicy(str(tmp_path / "root")), {"box": {"w": torch.ones(9)}})
+    checkpointer.save(1)
+    with pytest.raises(CheckpointSaveError, match=f"writer of rank 0 ended with {how}"):
+        checkpointer.wait()
+    assert len(fired()) == 1
+    arm("")
+    checkpointer.save(2)
+    checkpointer.close()
+    assert Catalog(tmp_path / "root").steps() == [2]
+
+
+SAVE_TWO = """
+box = {"w": torch.ones(50_000)}
+checkpointer = Checkpointer(CheckpointPolicy(ROOT, keep_last=1), {"box": box})
+checkpointer.save(10)
+checkpointer.wait()
+box["w"].fill_(2)
+os.environ["SGPU_FAILPOINT"] = os.environ["LATER"]
+from sgpu.contract import failpoint
+failpoint.reset()
+checkpointer.save(20)
+checkpointer.close()
+print("ended")
+"""
+
+
+@pytest.mark.parametrize("place", ["stage", "shard_written", "done", "manifest", "metadata", "prune"])
+def test_a_kill_at_any_point_leaves_a_checkpoint_that_loads(
+    place: str, tmp_path: pathlib.Path, run_ranks: Callable[..., Any]
+) -> None:
+    log = tmp_path / "fired.log"
+    (ended,) = run_ranks(SAVE_TWO, LATER=f"checkpoint.{place}=kill", SGPU_FAILPOINT_LOG=str(log))
+    assert ended.code == -9
+    assert log.read_text().startswith(f"checkpoint.{place} ")
+    live = {"w": torch.zeros(50_000)}
+    with Checkpointer(CheckpointPolicy(), {"box": live}, store=PosixStore(tmp_path / "root")) as checkpointer:
+        restored = checkpointer.restore()
+        assert restored is not None
+        assert (restored.step, live["w"][0].item()) == ((20, 2) if place == "prune" else (10, 1))
+        assert restored.skipped == ()
+        checkpointer.save(30)
+    assert Catalog(tmp_path / "root").latest() == 30
+
+
+def test_a_trainer_killed_while_its_helper_writes(tmp_path: pathlib.Path, run_ranks: Callable[..., Any]) -> None:
+    """The helper ends by itself; nothing is committed, nothing is left running."""
+    script = """
+    import signal, time
+    box = {"w": torch.ones(50_000)}
+    checkpointer = Checkpointer(CheckpointPolicy(ROOT), {"box": box})
+    checkpointer.save(10)
+    checkpointer.wait()
+    checkpointer.save(20)
+    print(checkpointer._writer._process.pid, flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    (ended,) = run_ranks(script)
+    assert ended.code == -9
+    import psutil
+
+    helper = int(ended.out)
+    if psutil.pid_exists(helper):
+        psutil.wait_procs([psutil.Process(helper)], timeout=20)
+    assert not psutil.pid_exists(helper)
+    assert Catalog(tmp_path / "root").verify(10, deep=True).ok
+
+
+def test_an_unwatched_failure_is_not_a_plain_success(run_ranks: Callable[..., Any], tmp_path: pathlib.Path) -> None:
+    """Under `with`, leaving raises; a process that never looks has at least said it."""
+    script = """
+    with Checkpointer(CheckpointPolicy(ROOT), {"box": {"w": torch.ones(3)}}) as checkpointer:
+        checkpointer.save(1)
+    """
+    log = tmp_path / "fired.log"
+    (ended,) = run_ranks(script, SGPU_FAILPOINT="checkpoint.shard_half=errno:ENOSPC", SGPU_FAILPOINT_LOG=str(log))
+    assert log.exists()
+    assert ended.code == 1
+    assert "CheckpointSaveError" in ended.err
+    assert "No space left" in ended.err
