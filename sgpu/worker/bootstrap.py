@@ -21,7 +21,7 @@ from sgpu.contract.outcome import Outcome
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, read_spec
 from sgpu.training import Preempted, seed_everything
-from sgpu.worker.cpu import allow_nccl_names
+from sgpu.worker.cpu import allow_nccl_names, separate_async_saves
 
 # Fails the same way each time, whatever machine it runs on.
 _UNRECOVERABLE = (ImportError, NameError, SyntaxError, NotImplementedError)
@@ -92,6 +92,7 @@ def _set_up(run: RunDir, spec: RunSpec, rank: int) -> None:
     sys.argv = [spec.name]
     if spec.accelerator == "cpu":
         allow_nccl_names()
+        separate_async_saves()
     # Each rank draws a stream of its own, the same one after a restart.
     seed_everything(random.Random(f"{spec.seed}/{rank}").getrandbits(63))
 

@@ -1,4 +1,5 @@
-"""Where a run has no GPU, the same training code runs: its back-end names are read as gloo."""
+"""Where a run has no GPU, the same training code runs: its back-end names are read as gloo, and saves in the background
+keep out of the way of its collectives."""
 
 from __future__ import annotations
 
@@ -49,3 +50,36 @@ def _told(backend: Any) -> Any:
     if usable != backend:
         print(f"sgpu: no GPU in this run; backend {backend!r} is read as {usable!r}", flush=True)
     return usable
+
+
+def separate_async_saves() -> None:
+    """In this process, `dcp.async_save` without a process group uses a gloo group of its own. Only for runs on the CPU.
+
+    With "cpu:gloo,cuda:nccl" on GPUs, gradients go over NCCL and a background save over gloo. Here both would share one
+    gloo group, from two threads, in an order that differs between ranks: a deadlock.
+    """
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint import state_dict_saver
+
+    original = state_dict_saver.async_save
+    if not hasattr(original, "separate"):
+        replacement = _separate(original)
+        for module in (checkpoint, state_dict_saver):
+            module.async_save = replacement  # type: ignore[attr-defined]
+
+
+def _separate(original: Any) -> Any:
+    import torch.distributed as dist
+
+    made: dict[str, Any] = {"world": None, "group": None}
+
+    @functools.wraps(original)
+    def async_save(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("process_group") is None and dist.is_initialized() and dist.get_world_size() > 1:
+            if made["world"] is not dist.group.WORLD:
+                made["world"], made["group"] = dist.group.WORLD, dist.new_group(backend="gloo")
+            kwargs["process_group"] = made["group"]
+        return original(*args, **kwargs)
+
+    async_save.separate = True  # type: ignore[attr-defined]
+    return async_save
