@@ -192,10 +192,23 @@ def proxy(server: MlflowServer) -> Iterator[Proxy]:
     made.close()
 
 
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The user's project, under git."""
+    folder = tmp_path_factory.mktemp("project")
+    (folder / "train.py").write_text("lr = 0.1\n")
+    who = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q", "-b", "trunk"], ["add", "train.py"], [*who, "commit", "-q", "-m", "start"]):
+        subprocess.run(["git", "-C", str(folder), *words], check=True)
+    return folder
+
+
 class HandMadeRun:
     """A run folder as agent and workers would write it."""
 
-    def __init__(self, home: pathlib.Path, uri: str, *, world_size: int = 2, **spec: Any) -> None:
+    def __init__(
+        self, home: pathlib.Path, uri: str, *, working_dir: pathlib.Path, world_size: int = 2, **spec: Any
+    ) -> None:
         self.uri, self.world_size, self.home = uri, world_size, home
         name = f"20260101-000000-train-{os.urandom(3).hex()}"
         self.dir = RunDir(home / "runs" / name)
@@ -204,7 +217,7 @@ class HandMadeRun:
         RunSpec(
             id=name, name="train", created=time.time(), backend="local", world_size=world_size,
             gpus_per_node=world_size, accelerator="cpu", seed=7, tracking=tracking, python=sys.executable,
-            working_dir=str(ROOT), parameters={"lr": "0.001"}, tags={"team": "vision"}, **spec,
+            working_dir=str(working_dir), parameters={"lr": "0.001"}, tags={"team": "vision"}, **spec,
         ).write(self.dir)  # fmt: skip
         self.page = Page.create(self.dir.heartbeat, world_size)
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -305,7 +318,7 @@ MakeRun = Callable[..., HandMadeRun]
 
 
 @pytest.fixture
-def make_run(home: pathlib.Path, template_database: pathlib.Path) -> Iterator[MakeRun]:
+def make_run(home: pathlib.Path, repository: pathlib.Path, template_database: pathlib.Path) -> Iterator[MakeRun]:
     """`make_run(uri=None, ...)`: None is the default SQLite store of this test's home, its tables made already."""
     made: list[HandMadeRun] = []
 
@@ -316,7 +329,7 @@ def make_run(home: pathlib.Path, template_database: pathlib.Path) -> Iterator[Ma
             file = store.sqlite_file(uri)
             if file is not None and not file.exists():
                 shutil.copy(template_database, file)
-        made.append(HandMadeRun(home, uri, **options))
+        made.append(HandMadeRun(home, uri, working_dir=repository, **options))
         return made[-1]
 
     yield make

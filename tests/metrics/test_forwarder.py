@@ -19,9 +19,8 @@ from .conftest import HandMadeRun, MakeRun, MlflowServer, Proxy, wait_for
 STEPS = list(range(1, 21))
 
 
-@pytest.mark.parametrize("place", ["sqlite", "server"])
-def test_a_run_is_told_whole(make_run: MakeRun, server: MlflowServer, place: str) -> None:
-    run = make_run(None if place == "sqlite" else server.url, experiment="cats")
+def test_a_run_is_told_whole(make_run: MakeRun, server: MlflowServer) -> None:
+    run = make_run(server.url, experiment="cats")
     run.generation(0, range(1, 21))
     run.event("checkpoint_committed", step=10, blocked_seconds=0.25, save_seconds=1.5, size_bytes=1000, path="x")
     run.event("checkpoint_committed", step=20, blocked_seconds=0.5, save_seconds=2.5, size_bytes=1000, path="y")
@@ -53,11 +52,8 @@ def test_a_run_is_told_whole(make_run: MakeRun, server: MlflowServer, place: str
     assert not run.events("metrics_lost")
 
     link = run.link
-    if place == "sqlite":
-        assert link.url is None
-        assert link.open_command == f"mlflow ui --backend-store-uri {run.uri}"
-    else:
-        assert link.url == f"{server.url}/#/experiments/{link.experiment_id}/runs/{link.run_id}"
+    assert link.url == f"{server.url}/#/experiments/{link.experiment_id}/runs/{link.run_id}"
+    assert link.open_command is None
     assert mlflow_reader.latest(run.uri, link.run_id)["loss"] == 20.0
 
 
@@ -124,22 +120,6 @@ def test_killed_between_writing_and_noting_it_nothing_is_lost_or_twice(
     run.forward_to_end()
     assert run.raw_steps("loss") == run.raw_steps("rank1/loss") == STEPS
     assert run.raw_steps("goodput") in ([20], [10, 20])
-
-
-def test_without_its_notes_it_asks_mlflow_how_far_it_is(make_run: MakeRun, server: MlflowServer) -> None:
-    run = make_run(server.url)
-    run.generation(0, range(1, 11))
-    run.finish("FAILED")
-    run.forward_to_end()
-    kept = run.link
-    run.dir.forwarder.unlink()
-    run.dir.mlflow.unlink()  # as if it had died right after making the run
-    run.generation(1, range(6, 21), sign=-1.0)
-    run.finish()
-    run.forward_to_end()
-    assert run.link == kept
-    assert run.raw_steps("loss") == STEPS
-    assert run.values("loss")[10] == 10.0
 
 
 @pytest.mark.parametrize("trouble", ["503", "swallow"])
@@ -242,6 +222,10 @@ def test_two_runs_at_once_on_a_fresh_home(home: pathlib.Path, make_run: MakeRun)
     for run, process in zip(runs, processes, strict=True):
         assert process.wait(90) == 0, run.log()
         assert run.raw_steps("loss") == STEPS
+        assert run.held().info.status == "FINISHED"
+        assert run.artifacts() == ["events.jsonl", "logs/rank0.txt"]
+        assert run.link.url is None
+        assert run.link.open_command == f"mlflow ui --backend-store-uri {uri}"
     assert runs[0].link.experiment_id == runs[1].link.experiment_id
     assert sorted(os.listdir(home)) == ["mlartifacts", "mlflow.db", "mlflow.db.lock", "runs"]
 
