@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 0.05
 _CANCEL_SECONDS = 30.0
+_DELIVERY_SECONDS = 5.0
 
 
 class Run:
@@ -83,12 +84,16 @@ class Run:
         """STARTING, RUNNING, RESTARTING, SUCCEEDED, FAILED, CANCELLED, PREEMPTED or LOST."""
         return self.status.state
 
+    def _delivering(self, status: Status) -> bool:
+        """The workers are gone, and the agent still brings metrics to MLflow: worth a moment, not more."""
+        return self._agent_alive() and time.time() - (status.ended or status.updated) < _DELIVERY_SECONDS
+
     def _agent_alive(self) -> bool:
         agent = process.read_process(self._dir.agent)
         return agent is not None and agent.alive()
 
     def wait(self, timeout_seconds: float | None = None, *, each_turn: Callable[[], object] | None = None) -> str:
-        """Waits for the end, and until nothing of the run is running any more; the final state.
+        """Waits for the end; the final state. The metrics' last way to MLflow may take a few seconds more.
 
         Args:
             timeout_seconds: None: without limit.
@@ -100,7 +105,7 @@ class Run:
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
             status = self.status
-            if status.final and not self._agent_alive():
+            if status.final and not self._delivering(status):
                 return status.state
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(
@@ -189,14 +194,12 @@ class Run:
         if self.status.final:
             return
         self._dir.cancel.touch(mode=0o600)
-        deadline = time.monotonic() + _CANCEL_SECONDS
-        while self._agent_alive():
-            if time.monotonic() > deadline:
-                raise RunError(
-                    f"run {self.id} is still ending after {_CANCEL_SECONDS:g} s; see {self._dir.agent_log}",
-                    run_id=self.id,
-                )
-            time.sleep(_LOOK_SECONDS)
+        try:
+            self.wait(_CANCEL_SECONDS)
+        except TimeoutError:
+            raise RunError(
+                f"run {self.id} is still ending after {_CANCEL_SECONDS:g} s; see {self._dir.agent_log}", run_id=self.id
+            ) from None
 
     def resume(self) -> Run:
         """Starts a run that ended without success again, from its newest valid checkpoint; the same run, the same id.

@@ -5,8 +5,6 @@ Exit status: 0 succeeded, 1 failed, 2 cancelled, 75 preempted (start it again).
 
 from __future__ import annotations
 
-import contextlib
-import os
 import pathlib
 import signal
 import sys
@@ -69,7 +67,10 @@ class StopReasons:
 
 
 def _supervise(run: RunDir, spec: RunSpec, forwarder: Forwarder) -> Status:
-    host = ZygoteHost(python=spec.python, run=run.root, environment=_environment(spec), log=run.agent_log)
+    host = ZygoteHost(
+        python=spec.python, run=run.root, environment=_environment(spec), log=run.agent_log,
+        spared=lambda: forwarder.pid,
+    )  # fmt: skip
     host.open()
     forwarder.keep_running()
     generations = run.generations()
@@ -95,14 +96,6 @@ def _page(run: RunDir, spec: RunSpec) -> Page:
     return Page.create(run.heartbeat, spec.world_size)
 
 
-def _end_strays(keep: int | None) -> None:
-    """What workers started in sessions of their own has become ours (see adopt_orphans); it ends with the run."""
-    for pid in process.descendants(os.getpid()):
-        if pid != keep:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
 def main() -> int:
     run = RunDir(pathlib.Path(sys.argv[1]).absolute())
     spec = read_spec(run)
@@ -114,7 +107,6 @@ def main() -> int:
         _tell_lost(run)
         raise
     finally:
-        _end_strays(forwarder.pid)
         forwarder.finish(_FORWARDER_SECONDS, generation=0)
     return _EXIT.get(status.state, 1)
 

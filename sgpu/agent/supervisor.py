@@ -13,6 +13,7 @@ from sgpu.agent import watchdog
 from sgpu.agent.failure import Failure, from_exit, from_outcome, root_cause
 from sgpu.agent.network import ReservedPort, worker_environment
 from sgpu.agent.policy import Decision, Past, decide
+from sgpu.agent.suspicion import Suspicion
 from sgpu.agent.workers import Exit, WorkerHost, ZygoteLostError
 from sgpu.contract import records
 from sgpu.contract.clock import Clock
@@ -29,6 +30,7 @@ _STOP_SECONDS = 5.0
 _COLLATERAL_WAIT_SECONDS = 0.25  # the rank that caused a lost connection is seen this much later at most
 _LINGER_SECONDS = 5.0  # a rank that wrote its result gets so long to leave
 _CANCEL_GRACE_SECONDS = 3.0
+_STACKS_SECONDS = 0.3  # ranks that can write their stacks have done so by then
 
 
 class Supervisor:
@@ -58,6 +60,7 @@ class Supervisor:
         self._generation_at = clock.monotonic()
         self._running: set[int] = set()
         self._finished: dict[int, float] = {}
+        self._preempted: set[int] = set()
         self._failures: list[Failure] = []
         self._first_failure_at = 0.0
         self._history: list[Past] = []
@@ -65,22 +68,25 @@ class Supervisor:
         self._events_offset = 0
         self._status_at = 0.0
         self._stopping: tuple[State, float] | None = None
+        self._suspicion: Suspicion | None = None
+        self._started_at = clock.monotonic()
         self._port = ReservedPort()
 
     def supervise(self) -> Status:
         """Runs to the end; the final status, which is written too."""
         emit(self._run, "run_started", generation=self._generation, world_size=self._spec.world_size)
         self._write_status(force=True)
-        started = self._clock.monotonic()
         self._start_generation(cause=None)
         while not self._status.final:
             self._notice(self._wait())
             self._write_status()
-            limit = self._spec.timeout_seconds
             if self._stopping is not None:
                 self._finish_stopping(*self._stopping)
-            elif limit is not None and self._clock.monotonic() - started > limit:
-                self._fail(self._out_of_time(limit), Decision(action="stop", reason="the run's own time limit"))
+            elif self._out_of_time():
+                self._fail(
+                    self._lost(f"the run did not end within timeout_seconds={self._spec.timeout_seconds:g}"),
+                    Decision(action="stop", reason="the run's own time limit"),
+                )
             elif self._failures and self._settled():
                 self._recover(root_cause(self._failures))
             elif len(self._finished) == self._spec.world_size and self._gone_or_lingering():
@@ -90,14 +96,21 @@ class Supervisor:
         self._port.close()
         return self._status
 
-    def _wait(self) -> list[Exit]:
+    def _out_of_time(self) -> bool:
+        limit = self._spec.timeout_seconds
+        return limit is not None and self._clock.monotonic() - self._started_at > limit
+
+    def _wait(self, seconds: float = _TURN_SECONDS) -> list[Exit]:
         try:
-            return self._host.wait(_TURN_SECONDS)
+            return self._host.wait(seconds)
         except ZygoteLostError as error:  # its workers ended with it
-            self._running.clear()
-            self._add_failure(self._lost(str(error)))
-            self._host.reopen()
+            self._host_lost(error)
             return []
+
+    def _host_lost(self, error: ZygoteLostError) -> None:
+        self._running.clear()
+        self._add_failure(self._lost(str(error)))
+        self._host.reopen()
 
     # ---- a generation
 
@@ -105,8 +118,22 @@ class Supervisor:
         generation, self._generation_at = self._generation, self._clock.monotonic()
         self._failures.clear()
         self._finished.clear()
+        self._preempted.clear()
+        self._suspicion = None
         for rank in range(self._spec.world_size):
             self._run.attempt(generation, rank).mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self._start_workers(generation)
+        except ZygoteLostError as error:
+            self._host_lost(error)
+            return
+        emit(self._run, "generation_started", generation=generation, cause=cause)
+        self._status = replace(
+            self._status, state="RUNNING" if generation == 0 else "RESTARTING", generation=generation
+        )
+        self._write_status(force=True)
+
+    def _start_workers(self, generation: int) -> None:
         self._port.close()
         self._port = ReservedPort()
         store_port = self._host.open_store(f"store{generation}")
@@ -120,11 +147,6 @@ class Supervisor:
                 log=self._run.log(generation, rank),
             )  # fmt: skip
         self._running = set(range(self._spec.world_size))
-        emit(self._run, "generation_started", generation=generation, cause=cause)
-        self._status = replace(
-            self._status, state="RUNNING" if generation == 0 else "RESTARTING", generation=generation
-        )
-        self._write_status(force=True)
 
     def _notice(self, exits: list[Exit]) -> None:
         """Takes in what ended, and which ranks say that they are done."""
@@ -139,11 +161,21 @@ class Supervisor:
         for rank, beat in enumerate(beats):
             if beat.state is WorkerState.FINISHED and beat.generation == self._generation:
                 self._judge(rank, None)
-        silence = watchdog.silent(
-            beats, hang_seconds=self._spec.restarts.hang_seconds, now_ns=int(self._clock.monotonic() * 1e9)
-        )
-        if silence is not None and not self._failures:
-            self._add_failure(self._hang(silence))
+        self._watch(beats)
+
+    def _watch(self, beats: Sequence[Beat]) -> None:
+        """A rank over its limit is suspected first: all write their stacks, and a moment later the blame is laid."""
+        now = self._clock.monotonic()
+        silence = watchdog.silent(beats, hang_seconds=self._spec.restarts.hang_seconds, now_ns=int(now * 1e9))
+        if silence is None or self._failures:
+            self._suspicion = None
+        elif self._suspicion is None:
+            for rank in self._running:
+                if beats[rank].state is not WorkerState.ABSENT:
+                    self._host.signal(_name(self._generation, rank), signal.SIGUSR2)
+            self._suspicion = Suspicion(self._run, self._generation, until=now + _STACKS_SECONDS)
+        elif now >= self._suspicion.until:
+            self._add_failure(self._suspicion.failure(silence, time=self._clock.wall()))
 
     def _judge(self, rank: int, status: int | None) -> None:
         """`status` None: the rank says that it is done, and its process may live on."""
@@ -152,6 +184,8 @@ class Supervisor:
         outcome = read_outcome(self._run, self._generation, rank)
         if outcome is not None and outcome.kind in ("result", "preempted"):
             self._finished[rank] = self._clock.monotonic()
+            if outcome.kind == "preempted":
+                self._preempted.add(rank)
         elif outcome is not None:
             self._add_failure(from_outcome(outcome))
         elif status is not None and self._stopping is None:
@@ -200,10 +234,16 @@ class Supervisor:
             backoff_seconds=decision.wait_seconds,
         )  # fmt: skip
         self._write_status(force=True)
-        until = self._clock.monotonic() + decision.wait_seconds
-        while self._clock.monotonic() < until and self._stop_reason() is None:
-            self._host.wait(min(_TURN_SECONDS, until - self._clock.monotonic()))
-        self._start_generation(cause=failure.message or failure.cause)
+        self._back_off(decision.wait_seconds)
+        if self._stop_reason() is not None:
+            self._answer_requests()
+        elif not self._out_of_time():
+            self._start_generation(cause=failure.message or failure.cause)
+
+    def _back_off(self, seconds: float) -> None:
+        until = self._clock.monotonic() + seconds
+        while self._clock.monotonic() < until and self._stop_reason() is None and not self._out_of_time():
+            self._wait(min(_TURN_SECONDS, until - self._clock.monotonic()))
 
     def _read_commits(self) -> None:
         for line in records.read_from(self._run.events, self._events_offset):
@@ -215,26 +255,10 @@ class Supervisor:
         self._status = replace(self._status, failure=_described(failure, decision, len(self._history) + 1))
         self._end("FAILED", f"{failure.message or failure.cause} ({decision.reason})")
 
-    def _out_of_time(self, limit: float) -> Failure:
-        return self._lost(f"the run did not end within timeout_seconds={limit:g}")
-
     def _lost(self, message: str) -> Failure:
         return Failure(
             kind="infrastructure", rank=None, generation=self._generation, step=self._slowest_step(),
             cause=message, message=message, time=self._clock.wall(),
-        )  # fmt: skip
-
-    def _hang(self, silence: watchdog.Silence) -> Failure:
-        for rank in self._running:
-            self._host.signal(_name(self._generation, rank), signal.SIGUSR2)  # each writes its stacks
-        stacks = self._run.attempt(self._generation, silence.rank) / "stacks"
-        section = silence.section.name.lower()
-        return Failure(
-            kind="hang", rank=silence.rank, generation=self._generation, step=silence.step,
-            cause=f"no step for {silence.limit_seconds:g} s",
-            message=f"rank {silence.rank} completed no step for {silence.silent_seconds:.1f} s "
-            f"(limit {silence.limit_seconds:g} s) in section '{section}' after step {silence.step}; stacks: {stacks}",
-            time=self._clock.wall(),
         )  # fmt: skip
 
     # ---- being asked to end
@@ -258,7 +282,10 @@ class Supervisor:
     def _finish_stopping(self, state: State, deadline: float) -> None:
         if self._running and not self._failures and self._clock.monotonic() < deadline:
             return
-        self._end(state, "it was asked to stop")
+        if len(self._finished) == self._spec.world_size and not self._preempted:
+            self._end("SUCCEEDED", "every rank returned a result before it could be stopped")
+        else:
+            self._end(state, "it was asked to stop")
 
     def _end(self, state: State, message: str) -> None:
         self._host.stop_all(_STOP_SECONDS)

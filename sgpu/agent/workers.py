@@ -15,8 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from sgpu.agent import strays
 from sgpu.contract import process
 from sgpu.contract.errors import SgpuError
+
+_REPLY_SECONDS = 300.0  # it may be importing torch from a slow file system
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +40,21 @@ class WorkerHost(Protocol):
         """Makes ready again after ZygoteLostError."""
 
     def open_store(self, name: str) -> int:
-        """Starts a store for a generation; its port."""
+        """Starts a store for a generation; its port. Raises ZygoteLostError."""
 
     def start(
         self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
     ) -> None:
-        """Starts one worker."""
+        """Starts one worker. Raises ZygoteLostError."""
 
     def wait(self, seconds: float) -> list[Exit]:
         """What ended, as soon as something did, or after `seconds`. Raises ZygoteLostError."""
 
     def signal(self, name: str, number: int) -> None:
-        """Sends a signal to a worker and all that it started in its process group."""
+        """Sends a signal to a worker, not to what it started."""
 
     def stop_all(self, seconds: float) -> None:
-        """Ends every worker and store, and comes back when they are gone (or after `seconds`)."""
+        """Ends every worker, what it started, and every store; comes back when they are gone (or after `seconds`)."""
 
     def close(self) -> None:
         """Ends everything, the zygote too, and whatever workers left behind."""
@@ -64,8 +67,18 @@ class ZygoteLostError(SgpuError):
 class ZygoteHost:
     """Workers forked from `python -m sgpu.worker.zygote`."""
 
-    def __init__(self, *, python: str, run: pathlib.Path, environment: Mapping[str, str], log: pathlib.Path) -> None:
+    def __init__(
+        self,
+        *,
+        python: str,
+        run: pathlib.Path,
+        environment: Mapping[str, str],
+        log: pathlib.Path,
+        spared: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`spared` tells the process that is none of the workers' and stays when strays are ended."""
         self._python = python
+        self._spared = spared
         self._run = run
         self._environment = dict(environment)
         self._log = log
@@ -107,7 +120,10 @@ class ZygoteHost:
 
     def open_store(self, name: str) -> int:
         self._send({"op": "store", "id": name, "log": str(self._log)})
-        return int(self._await(lambda reply: reply["event"] == "store" and reply["id"] == name)["port"])
+        port = self._await(lambda reply: reply["event"] == "store" and reply["id"] == name)["port"]
+        if port is None:
+            raise ZygoteLostError(f"the rendezvous store could not start; see {self._log}")
+        return int(port)
 
     def start(
         self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
@@ -139,16 +155,22 @@ class ZygoteHost:
     def signal(self, name: str, number: int) -> None:
         pid = self._pids.get(name)
         if pid is not None:
-            _signal_group(pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def stop_all(self, seconds: float) -> None:
         for pid in list(self._names):
             _signal_group(pid, signal.SIGKILL)
         deadline = time.monotonic() + seconds
-        while self._names and time.monotonic() < deadline and self._selector.select(deadline - time.monotonic()):
-            self._read()
-            self._drain()
+        with contextlib.suppress(ZygoteLostError):  # then they end with it; whoever uses it next is told
+            while self._names and time.monotonic() < deadline and self._selector.select(deadline - time.monotonic()):
+                self._read()
+                self._drain()
         self._exits.clear()
+        self._end_strays()
+
+    def _end_strays(self) -> None:
+        strays.end({pid for pid in (self._spared(), self._zygote.pid if self._zygote else None) if pid is not None})
 
     def close(self) -> None:
         if self._zygote is None:
@@ -164,6 +186,7 @@ class ZygoteHost:
         self._selector.close()
         os.close(self._replies)
         self._zygote = None
+        self._end_strays()
 
     def _send(self, command: dict[str, Any]) -> None:
         try:
@@ -184,12 +207,17 @@ class ZygoteHost:
 
     def _await(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Reads on until the wanted reply; keeps account of what comes before it."""
+        deadline = time.monotonic() + _REPLY_SECONDS
         while True:
             while self._backlog:
                 reply = self._backlog.popleft()
                 self._account(reply)
                 if wanted(reply):
                     return reply
+            if not self._selector.select(max(0.0, deadline - time.monotonic())):
+                raise ZygoteLostError(
+                    f"the process that starts workers did not answer within {_REPLY_SECONDS:g} s; see {self._log}"
+                )
             self._read()
 
     def _drain(self) -> None:

@@ -9,7 +9,7 @@ $SGPU_HOME/runs/<id>/
     cancel                exists when somebody asked for an end
     agent.json agent.log  the supervisor's process and its own log
     heartbeat.page        one slot a rank (see heartbeat.py), shared memory of agent and workers
-    attempts/<generation>/rank<k>/{log, outcome}
+    attempts/<generation>/rank<k>/{log, outcome, stacks}
     metrics/              rank<k>.jsonl spools, forwarder.json (how far MLflow has them), mlflow.json (which run)
     checkpoints/          unless the user named a place
 """
@@ -84,6 +84,9 @@ class RunDir:
 
     def outcome(self, generation: int, rank: int) -> pathlib.Path:
         return self.attempt(generation, rank) / "outcome"
+
+    def stacks(self, generation: int, rank: int) -> pathlib.Path:
+        return self.attempt(generation, rank) / "stacks"
 
     def generations(self) -> list[int]:
         """The generations that have a folder, in order."""

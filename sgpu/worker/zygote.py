@@ -55,7 +55,7 @@ class Zygote:
     Replies:
         {"event": "ready", "forks", "seconds"}
         {"event": "started", "id", "pid"}
-        {"event": "store", "id", "port"}
+        {"event": "store", "id", "port"}       port None: it could not start
         {"event": "exited", "pid", "status"}   status as os.waitpid gives it
     """
 
@@ -106,8 +106,7 @@ class Zygote:
             os.close(store_write)
             with os.fdopen(store_read) as file:
                 port = file.readline()
-            if port:
-                self._reply(event="store", id=command["id"], port=int(port))
+            self._reply(event="store", id=command["id"], port=int(port) if port else None)
 
     def _reap(self) -> None:
         while True:

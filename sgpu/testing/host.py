@@ -1,0 +1,155 @@
+"""A `WorkerHost` without processes: a test says, turn by turn, what its workers do."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cloudpickle
+
+from sgpu.agent.workers import Exit, ZygoteLostError
+from sgpu.contract.heartbeat import Page
+from sgpu.contract.outcome import Kind, Outcome
+from sgpu.contract.rundir import RunDir
+from sgpu.testing.clock import FakeClock
+
+Turn = Callable[["ScriptedHost"], list[Exit]]
+_IDLE_TURNS = 20_000
+
+
+class ScriptedHost:
+    """Does one turn of its script at each `wait`; without one, lets the time of `wait` pass.
+
+    Attributes:
+        calls: what the supervisor asked for, in order: ("store", name), ("start", name), ("signal", name, number),
+            ("stop_all",), ("reopen",), ("close",).
+        generation: of the newest start.
+        failing_starts: how many of the next `open_store` calls raise ZygoteLostError.
+    """
+
+    def __init__(self, run: RunDir, page: Page, clock: FakeClock, *turns: Turn) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.generation = -1
+        self.failing_starts = 0
+        self.environments: dict[str, Mapping[str, str]] = {}
+        self.run, self.page, self.clock = run, page, clock
+        self._turns = deque(turns)
+        self._idle = 0
+
+    # ---- what the supervisor calls
+
+    def open(self) -> None:
+        self.calls.append(("open",))
+
+    def reopen(self) -> None:
+        self.calls.append(("reopen",))
+
+    def open_store(self, name: str) -> int:
+        self.calls.append(("store", name))
+        if self.failing_starts:
+            self.failing_starts -= 1
+            raise ZygoteLostError("the zygote ended (scripted)")
+        return 1
+
+    def start(
+        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
+    ) -> None:
+        self.calls.append(("start", name))
+        self.environments[name] = environment
+        self.generation = generation
+        self.page.slot(rank).start(generation, pid=os.getpid())
+
+    def wait(self, seconds: float) -> list[Exit]:
+        if self._turns:
+            self._idle = 0
+            return self._turns.popleft()(self)
+        self._idle += 1
+        if self._idle > _IDLE_TURNS:
+            raise AssertionError(f"nothing ends this run; calls so far: {self.calls}")
+        self.clock.advance(seconds)
+        return []
+
+    def signal(self, name: str, number: int) -> None:
+        self.calls.append(("signal", name, number))
+
+    def stop_all(self, seconds: float) -> None:
+        self.calls.append(("stop_all",))
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+    # ---- what a rank does, for turns
+
+    def outcome(self, rank: int, kind: Kind = "result", *, step: int = 0, **facts: Any) -> None:
+        """The rank writes its outcome and says that it is done; its process lives on."""
+        self.run.attempt(self.generation, rank).mkdir(parents=True, exist_ok=True)
+        if kind == "result":
+            facts.setdefault("result", cloudpickle.dumps(rank))
+        Outcome(kind=kind, rank=rank, generation=self.generation, step=step, time=self.clock.wall(), **facts).write(
+            self.run
+        )
+        self.page.slot(rank).finish()
+
+    def exited(self, rank: int, status: int = 0) -> Exit:
+        """The rank's process has ended; `status` as os.waitpid gives it."""
+        return Exit(name=f"rank{rank}.g{self.generation}", status=status)
+
+
+def passes(seconds: float) -> Turn:
+    """Nothing happens for so long."""
+
+    def turn(host: ScriptedHost) -> list[Exit]:
+        host.clock.advance(seconds)
+        return []
+
+    return turn
+
+
+def steps(step: int, *ranks: int) -> Turn:
+    """The ranks complete a step."""
+
+    def turn(host: ScriptedHost) -> list[Exit]:
+        for rank in ranks:
+            host.page.slot(rank).beat(step)
+        return []
+
+    return turn
+
+
+def returns(*ranks: int) -> Turn:
+    """The ranks return a result and leave."""
+
+    def turn(host: ScriptedHost) -> list[Exit]:
+        for rank in ranks:
+            host.outcome(rank)
+        return [host.exited(rank) for rank in ranks]
+
+    return turn
+
+
+def raises(rank: int, exception_type: str = "ValueError", message: str = "boom", **facts: Any) -> Turn:
+    """The rank's function raises; facts are those of `Outcome`."""
+
+    def turn(host: ScriptedHost) -> list[Exit]:
+        host.outcome(rank, "exception", exception_type=exception_type, message=message, **facts)
+        return [host.exited(rank, 1 << 8)]
+
+    return turn
+
+
+def dies(rank: int, status: int) -> Turn:
+    """The rank's process ends without an outcome."""
+    return lambda host: [host.exited(rank, status)]
+
+
+def loses_zygote(host: ScriptedHost) -> list[Exit]:
+    """The process that workers are forked from ends."""
+    raise ZygoteLostError("the zygote ended (scripted)")
+
+
+def loses_store(host: ScriptedHost) -> list[Exit]:
+    """The process of the rendezvous store ends."""
+    return [Exit(name=f"store{host.generation}", status=9)]
