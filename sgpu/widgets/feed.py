@@ -132,8 +132,9 @@ class Feed:
         return status.ended or status.updated
 
     def _rate(self, step: int, elapsed: float, over: bool) -> float | None:
-        if over:
-            return step / elapsed if step and elapsed else None
+        if over:  # without the start, which says little about the steps
+            since_first = _slope([self._spools.first, *self._spools.pace]) if self._spools.first else None
+            return since_first or (step / elapsed if step and elapsed else None)
         self._pace.observe(self._clock.monotonic(), step)
         return self._pace.steps_per_second() or _slope(list(self._spools.pace))
 

@@ -122,6 +122,7 @@ class Spools:
         self._buffers: dict[str, Buffer] = {}
         self._left_out: set[str] = set()
         self.pace: deque[tuple[float, int]] = deque(maxlen=64)  # (time, step) of rank 0's newest lines
+        self.first: tuple[float, int] | None = None  # of its very first
         self.caught_up = True
 
     def refresh(self) -> None:
@@ -168,6 +169,7 @@ class Spools:
         moment = record.get("time")
         if rank == 0 and isinstance(moment, (int, float)) and (not self.pace or step > self.pace[-1][1]):
             self.pace.append((float(moment), step))
+            self.first = self.first or self.pace[0]
         for name, value in values.items():
             if is_number(value):
                 self._put(rank, name, step, value)

@@ -87,6 +87,21 @@ def test_rate_of_a_run_without_heartbeat_comes_from_its_metrics(run: Any, clock:
     assert snapshot.eta_seconds == pytest.approx(30)
 
 
+def test_the_average_of_an_ended_run_leaves_its_start_out(run: Any, clock: Any) -> None:
+    for step in range(1, 31):
+        run.metrics(step, loss=1.0)  # one a second
+    run.status("SUCCEEDED", step=30, ended=run.created + 300)
+    snapshot = Feed(run.dir, clock=clock).snapshot()
+    assert snapshot.steps_per_second == pytest.approx(1)
+    assert snapshot.eta_seconds is None
+
+
+def test_the_end_of_an_epoch_is_told_once(run: Any) -> None:
+    for rank in range(2):
+        run.event("epoch_ended", epoch=0, rank=rank)
+    assert [happening.sentence for happening in Feed(run.dir).snapshot().happenings] == ["epoch 0 ended"]
+
+
 def test_the_ledger_sums_to_all_and_names_a_slow_data_pipeline(run: Any, clock: Any) -> None:
     page = Page.create(run.dir.heartbeat, 2)
     slots = [page.slot(rank) for rank in range(2)]

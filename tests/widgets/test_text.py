@@ -38,7 +38,7 @@ def test_the_whole_page_tells_the_root_cause_first(run: Any, clock: Any) -> None
     failed(run)
     told = render(Feed(run.dir, clock=clock).snapshot()).splitlines()
     assert told[0] == "train: failed on 2 CPU workers after 5.0 s"
-    assert told[1] == "step 31 / 100 (31.0 %), 6.2 steps/s on average"
+    assert told[1] == "step 31 / 100 (31.0 %), 1.0 steps/s on average"
     assert told[2] == "root cause: rank 1 raised ValueError after step 31: boom"
     assert told[3:5] == ["    Traceback:", "      x = 1"]
     assert told[5] == "tried: no restart before this (ValueError would happen again); run.resume() goes on from step 20"
