@@ -32,8 +32,10 @@ class Pace:
         self._seen: deque[tuple[float, int]] = deque()
 
     def observe(self, now: float, step: int) -> None:
-        if self._seen and step < self._seen[-1][1]:
-            self._seen.clear()  # a restart went back
+        if step == 0 or (self._seen and step < self._seen[-1][1]):
+            self._seen.clear()  # the start says nothing about steps; or a restart went back
+        if step == 0:
+            return
         self._seen.append((now, step))
         while now - self._seen[0][0] > _PACE_WINDOW_SECONDS:
             self._seen.popleft()

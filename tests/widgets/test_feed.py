@@ -49,6 +49,9 @@ def test_steps_rate_and_time_left_come_from_the_slowest_rank(run: Any, clock: An
     feed = Feed(run.dir, clock=clock)
     for slot in slots:
         slot.start(0)
+    for _ in range(10):  # a slow start
+        feed.snapshot()
+        clock.now += 1
     for step in range(0, 101, 10):
         slots[0].beat(step + 5, total_steps=1000)
         slots[1].beat(step, total_steps=1000)
