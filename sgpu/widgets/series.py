@@ -19,7 +19,7 @@ from sgpu.widgets.words import count, is_number, number, whole
 MAX_POINTS = 1000
 MAX_SERIES = 500
 _BUCKETS = 180
-_LINES_A_REFRESH = 20_000
+_LINES_A_REFRESH = 10_000  # of all ranks together; a second or so of a slow machine
 
 
 def thin(steps: list[int], values: list[float], buckets: int = _BUCKETS) -> list[int]:
@@ -58,6 +58,7 @@ class Buffer:
         self._name, self._rank = name, rank
         self._steps: list[int] = []
         self._values: list[float] = []
+        self._shown: list[float | None] = []  # the same, None for what is not finite
         self._version = 0
         self._logged = 0
         self._gaps = 0
@@ -68,25 +69,27 @@ class Buffer:
         """A value of a step that was seen before takes the old one's place."""
         self._made = None
         self._logged += 1
+        shown: float | None = value
         if not math.isfinite(value):
+            shown = None
             self._gaps += 1
             self._first_gap = self._first_gap or f"{number(value)} at step {count(step)}"
         if not self._steps or step > self._steps[-1]:
             self._steps.append(step)
             self._values.append(value)
+            self._shown.append(shown)
         else:
             self._version += 1
             at = bisect.bisect_left(self._steps, step)
-            if self._steps[at] == step:
-                self._values[at] = value
-            else:
-                self._steps.insert(at, step)
-                self._values.insert(at, value)
+            seen = 1 if self._steps[at] == step else 0
+            self._steps[at : at + seen], self._values[at : at + seen] = [step], [value]
+            self._shown[at : at + seen] = [shown]
         if len(self._steps) > MAX_POINTS:
             self._version += 1
             stay = thin(self._steps, self._values)
             self._steps = [self._steps[index] for index in stay]
             self._values = [self._values[index] for index in stay]
+            self._shown = [self._shown[index] for index in stay]
 
     def series(self) -> Series:
         """The same object as long as nothing was put."""
@@ -101,7 +104,7 @@ class Buffer:
                 name=self._name,
                 rank=self._rank,
                 steps=tuple(self._steps),
-                values=tuple(value if math.isfinite(value) else None for value in self._values),
+                values=tuple(self._shown),
                 version=self._version,
                 logged=self._logged,
                 latest=number(self._values[-1]),
@@ -127,8 +130,9 @@ class Spools:
 
     def refresh(self) -> None:
         self.caught_up = True
+        left = _LINES_A_REFRESH
         for rank in range(self._world_size):
-            self._read(rank)
+            left -= self._read(rank, left)
 
     @property
     def note(self) -> str:
@@ -140,23 +144,25 @@ class Spools:
         names = sorted(self._buffers, key=lambda name: name.endswith("_seconds") or name.startswith("system/"))
         return {name: self._buffers[name].series() for name in names}
 
-    def _read(self, rank: int) -> None:
+    def _read(self, rank: int, most_lines: int) -> int:
+        """How many lines were read."""
         path = self._run.spool(rank)
         try:
             size = path.stat().st_size
         except FileNotFoundError:
-            return
+            return 0
         if size == self._sizes[rank]:
-            return
-        lines = list(itertools.islice(records.read_from(path, self._offsets[rank]), _LINES_A_REFRESH))
+            return 0
+        lines = list(itertools.islice(records.read_from(path, self._offsets[rank]), most_lines))
         for line in lines:
             self._take(rank, line.record)
         if lines:
             self._offsets[rank] = lines[-1].next_offset
-        if len(lines) == _LINES_A_REFRESH:
+        if len(lines) == most_lines:
             self.caught_up = False
         else:
             self._sizes[rank] = size
+        return len(lines)
 
     def _take(self, rank: int, record: dict[str, object]) -> None:
         step, generation, values = whole(record.get("step")), whole(record.get("generation")) or 0, record.get("values")

@@ -161,10 +161,12 @@ def test_own_metrics_come_first_and_too_many_names_are_told(run: Any) -> None:
 def test_a_long_spool_is_read_in_portions(run: Any) -> None:
     line = '{"time": 1, "step": %d, "generation": 0, "values": {"loss": 1.0}}\n'
     run.dir.spool(0).write_text("".join(line % step for step in range(45_000)))
-    spools = Spools(run.dir, 1)
+    run.dir.spool(1).write_text("".join(line % step for step in range(9_000)))
+    spools = Spools(run.dir, 2)
     reads = 0
     while reads == 0 or not spools.caught_up:
         spools.refresh()
         reads += 1
-    assert reads == 3
+    assert reads == 6
     assert spools.series()["loss"].steps[-1] == 44_999
+    assert spools.series()["rank1/loss"].steps[-1] == 8_999
