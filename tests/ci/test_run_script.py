@@ -41,9 +41,14 @@ def test_a_failed_step_is_remembered_and_the_next_one_runs() -> None:
 
 
 def test_a_step_that_hangs_is_ended() -> None:
-    told = bash(f'failed=()\n{function("step")}\nstep slow 0.2 sleep 60; echo "${{failed[*]}}"')
+    told = bash(f'failed=()\n{function("step")}\nstep slow 1 sleep 60; echo "${{failed[*]}}"')
     assert "slow: FAILED with exit status 124" in told.stdout
     assert told.stdout.splitlines()[-1] == "slow"
+
+
+def test_all_steps_together_have_a_limit() -> None:
+    told = bash(f'failed=() LIMIT_SECONDS=1\n{function("step")}\nstep slow 50 sleep 60; echo "${{failed[*]}}"')
+    assert "slow: FAILED with exit status 124" in told.stdout
 
 
 def test_processes_that_left_their_session_are_found_and_ended() -> None:
