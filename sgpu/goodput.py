@@ -98,8 +98,8 @@ def optimal_interval_seconds(
         mtbf_seconds: mean time between failures of the job.
         form: "young": sqrt(2 stall MTBF). "daly": his refinement for stalls that are not small against the MTBF.
             "availability": sqrt(2 stall (MTBF + recovery)), which maximises the share of time that is kept,
-            interval / (interval + stall) * MTBF / (MTBF + recovery + interval / 2): availability as the objective, after
-            arXiv 2410.18124.
+            interval / (interval + stall) * MTBF / (MTBF + recovery + interval / 2): availability as the objective,
+            after arXiv 2410.18124.
         recovery_seconds: detection and restart after a failure; only "availability" depends on it.
 
     Returns:

@@ -28,6 +28,4 @@ def find(on: object) -> Backend:
         return _BY_NAME[on]()
     if all(hasattr(on, name) for name in ("name", "machine", "command", "start")) and not isinstance(on, type):
         return cast(Backend, on)
-    raise InputError(
-        f"on= takes the name of a back-end ({', '.join(names())}) or a back-end object; found {on!r}"
-    )
+    raise InputError(f"on= takes the name of a back-end ({', '.join(names())}) or a back-end object; found {on!r}")

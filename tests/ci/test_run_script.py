@@ -28,26 +28,31 @@ def bash(text: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def steps(limit_seconds: int, text: str) -> subprocess.CompletedProcess[str]:
+    """The last line is the names of the steps that failed."""
+    return bash(f'failed=() LIMIT_SECONDS={limit_seconds}\n{function("step")}\n{text}; echo "${{failed[*]}}"')
+
+
 def test_it_can_be_executed_and_parsed() -> None:
     assert os.access(SCRIPT, os.X_OK)
     assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
 
 
 def test_a_failed_step_is_remembered_and_the_next_one_runs() -> None:
-    told = bash(f'failed=()\n{function("step")}\nstep first 5 false; step second 5 true; echo "${{failed[*]}}"')
+    told = steps(99, "step first 5 false; step second 5 true")
     assert told.stdout.splitlines()[-1] == "first"
     assert "first: FAILED with exit status 1" in told.stdout
     assert "second: passed" in told.stdout
 
 
 def test_a_step_that_hangs_is_ended() -> None:
-    told = bash(f'failed=()\n{function("step")}\nstep slow 1 sleep 60; echo "${{failed[*]}}"')
+    told = steps(99, "step slow 1 sleep 60")
     assert "slow: FAILED with exit status 124" in told.stdout
     assert told.stdout.splitlines()[-1] == "slow"
 
 
 def test_all_steps_together_have_a_limit() -> None:
-    told = bash(f'failed=() LIMIT_SECONDS=1\n{function("step")}\nstep slow 50 sleep 60; echo "${{failed[*]}}"')
+    told = steps(1, "step slow 50 sleep 60")
     assert "slow: FAILED with exit status 124" in told.stdout
 
 
