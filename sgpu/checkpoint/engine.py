@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import atexit
 import functools
-import json
 import logging
 import os
-import threading
-import time
 import weakref
-from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
-from sgpu.checkpoint import commit, names, parts, retention
+import torch
+
+from sgpu.checkpoint import arguments, names, parts, retention
+from sgpu.checkpoint.background import Flight, Pipeline
 from sgpu.checkpoint.commit import Commit
 from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.reports import Restored, SaveReport
@@ -24,7 +22,8 @@ from sgpu.checkpoint.restore import Restorer
 from sgpu.checkpoint.stage import Staged, Stager
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.checkpoint.writers import HelperWriter, ThreadWriter, Writer
-from sgpu.contract.errors import CheckpointError, CheckpointSaveError, InputError
+from sgpu.contract.clock import Clock, SystemClock
+from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
 from sgpu.contract.policies import CheckpointPolicy
 
@@ -32,18 +31,6 @@ log = logging.getLogger("sgpu.checkpoint")
 
 # Where the process ends without close(): ranks that make no progress for so long are not waited for.
 LEAVING_SECONDS = 10.0
-
-
-@dataclass(kw_only=True)
-class _Flight:
-    """The save that is under way."""
-
-    step: int
-    folder: str
-    started: float
-    blocked_seconds: float
-    size_bytes: int
-    work: Future[float]  # when it was done, by the monotonic clock
 
 
 class Checkpointer:
@@ -65,6 +52,10 @@ class Checkpointer:
         generation: of the run, for people who look into the root.
         replicated: names in `state` whose tensors are equal on all ranks at each save (an average of the weights, kept
             by hand): each rank then writes a part of them. Parameters and optimizer state always count as such.
+        staging: "foreground": everything may change as soon as `save` returns. "background": `save` returns sooner, and
+            parameters, optimizer state and `replicated` must stay as they are until the next optimizer step, which
+            waits for the copy; if one changes before, that save fails and says so. Everything else is still copied at
+            the call.
         store: beats `root`; for a store of your own, which is then written from a thread of this process.
         timeout_seconds: a save that makes no progress for so long has failed.
 
@@ -84,27 +75,35 @@ class Checkpointer:
         world_size: int | None = None,
         generation: int = 0,
         replicated: Collection[str] = (),
+        staging: Literal["foreground", "background"] = "foreground",
         store: Store | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
+        arguments.check_staging(staging)
         where = root if root is not None else policy.root
         if store is None and where is None:
             raise CheckpointError("there is no place for checkpoints: give root, or CheckpointPolicy(root=...).")
         self._policy = policy
         self._parts = parts.build(dict(state), frozenset(replicated))
         self._per_rank = dict(per_rank or {})
-        _check_per_rank(self._per_rank)
+        arguments.check_per_rank(self._per_rank)
         self._store = store if store is not None else open_store(where or "")
         self._timeout_seconds = timeout_seconds
         self._ranks = Ranks(rank, world_size, timeout_seconds)
         self._stager = Stager(self._parts, self._per_rank, self._ranks.rank, self._ranks.world_size)
         in_process = store is not None or self._store.local_root is None
         self._writer: Writer = (ThreadWriter if in_process else HelperWriter)(self._store, self._stager.segment)
+        self._clock: Clock = SystemClock()
+        self._pipeline = Pipeline(
+            self._store, self._writer, policy, self._ranks.rank, self._clock, lambda: self._timeout_seconds
+        )
+        self._staging = staging
+        self._hooks = _join_before_steps(self, state) if staging == "background" else []
         self._attempt = self._agree_on_attempt(generation)
         self._used: set[int] = set()
         self._restored_from: str | None = None
         self._damaged: frozenset[str] = frozenset()
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._reports: list[SaveReport] = []
         self._error: CheckpointSaveError | None = None
         self._closed = False
@@ -163,33 +162,31 @@ class Checkpointer:
             CheckpointSaveError: an earlier save failed (on every rank; not with `on_error="warn"`), or the state
                 holds something that cannot be kept.
         """
-        started = time.monotonic()
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
-            raise InputError(f"step must be a whole number, 0 or more; found {step!r}")
-        noted = _plain_json(metadata)
+        started = self._clock.monotonic()
+        arguments.check_step(step)
+        noted = arguments.plain_json(metadata)
         self._require_open()
         self._settle(in_save=True)
         self._raise_error()
-        folder = self._next_folder(step)
+        folder, claim = self._next_folder(step)
         job = Commit(step=step, attempt=self._attempt, folder=folder, world_size=self._ranks.world_size, metadata=noted)
-        staged = self._stage(folder)
-        self._flight = _Flight(
-            step=step,
-            folder=folder,
-            started=started,
-            blocked_seconds=0.0,
-            size_bytes=staged.size_bytes,
-            work=Future(),
-        )
-        # A daemon, so that a rank whose peers are gone can end; `leave` waits for it.
-        threading.Thread(
-            target=_run, args=(self._flight.work, lambda: self._write_and_commit(staged, job)), daemon=True,
-            name="sgpu-checkpoint",
-        ).start()  # fmt: skip
-        self._flight.blocked_seconds = time.monotonic() - started
+        staged = self._stage(folder, claim=claim)
+        flight = Flight(step=step, folder=folder, started=started, size_bytes=staged.size_bytes)
+        keep = [self._restored_from] if self._restored_from else []
+        flight.start(functools.partial(self._pipeline.run, staged, job, flight, keep, self._damaged))
+        self._flight = flight
+        flight.blocked_seconds = self._clock.monotonic() - started
 
     def before_optimizer_step(self) -> None:
-        """To be called before parameters change. Staging is finished when `save` returns, so there is nothing to do."""
+        """Waits until the state is staged; to be called before parameters change. Costs nothing when it is.
+
+        Optimizers in `state` call it by themselves.
+        """
+        flight = self._flight
+        if flight is not None and not flight.staged.is_set():
+            started = self._clock.monotonic()
+            flight.staged.wait()
+            flight.blocked_seconds += self._clock.monotonic() - started
 
     def poll(self) -> list[SaveReport]:
         """Saves that finished since the last call. Cheap."""
@@ -214,6 +211,8 @@ class Checkpointer:
         self._closed = True
         atexit.unregister(self._at_exit)
         self._settle()
+        for hook in self._hooks:
+            hook.remove()
         self._writer.close()
         self._stager.segment.close()
         self._ranks.close()
@@ -244,92 +243,49 @@ class Checkpointer:
             raise CheckpointError(f"checkpoints cannot be written to {self._store.url}: {told}", path=self._store.url)
         return told
 
-    def _next_folder(self, step: int) -> str:
-        """A step that is saved again (also after a failure) goes to a fresh folder; every rank counts alike."""
-        if step in self._used:
+    def _next_folder(self, step: int) -> tuple[str, bool]:
+        """A step that is saved again (also after a failure) goes to a fresh folder; every rank counts alike.
+
+        Gives the folder, and whether its attempt is a new one, which rank 0 has to claim.
+        """
+        again = step in self._used
+        if again:
             self._attempt += 1
             self._used.clear()
-            if self._ranks.rank == 0 and not self._store.create(names.claim_name(self._attempt), b"{}"):
-                raise CheckpointSaveError(
-                    f"another job writes checkpoints into {self._store.url}. Give each job a root of its own.",
-                    path=self._store.url,
-                    step=step,
-                )
         self._used.add(step)
-        return names.folder_name(step, self._attempt)
+        return names.folder_name(step, self._attempt), again
 
-    def _stage(self, folder: str) -> Staged:
+    def _stage(self, folder: str, *, claim: bool) -> Staged:
         reason: str | None = "its state_dict() failed"
         try:
             failpoint("checkpoint.stage", self._ranks.rank)
-            staged = self._stager.stage(folder)
+            if claim and self._ranks.rank == 0:
+                self._claim_next()
+            staged = self._stager.stage(folder, deferring=self._staging == "background")
             reason = None
         except (OSError, CheckpointError) as error:
             reason = f"its state could not be staged: {error}"
             raise
         finally:
             if reason is not None:
-                self._tell_failed(folder, reason)
+                self._pipeline.tell_failed(folder, reason)
         return staged
 
-    def _write_and_commit(self, staged: Staged, job: Commit) -> float:
-        """Runs in the background thread."""
-        rank, done = self._ranks.rank, False
-        try:
-            written = self._writer.write(staged.job)
-            failpoint("checkpoint.shard_written", rank)
-            commit.tell_done(self._store, job.folder, staged.promise, written)
-            failpoint("checkpoint.done", rank)
-            if rank == 0:
-                commit.commit(self._store, job, self._patience)
-            else:
-                commit.wait_for(self._store, job.folder, lambda found: int(names.METADATA in found), 1,
-                                self._patience, "the commit by rank 0")  # fmt: skip
-            done = True
-        except (OSError, CheckpointError) as error:
-            self._tell_failed(job.folder, str(error))
-            done = True
+    def _claim_next(self) -> None:
+        if not self._store.create(names.claim_name(self._attempt), b"{}"):
             raise CheckpointSaveError(
-                f"the checkpoint of step {job.step} was not saved: {_by_rank(error, rank)}",
-                path=f"{self._store.url}/{job.folder}",
-                step=job.step,
-                rank=error.facts.get("rank", rank) if isinstance(error, CheckpointError) else rank,
-            ) from error
-        finally:
-            if not done:
-                self._tell_failed(job.folder, "its background thread failed")
-        finished = time.monotonic()
-        if rank == 0:
-            self._prune(job.folder)
-        return finished
-
-    def _patience(self) -> float:
-        return self._timeout_seconds
-
-    def _tell_failed(self, folder: str, reason: str) -> None:
-        """Ends the others' waiting. Where even this cannot be written, they end by their time-out."""
-        try:
-            if not names.told_ranks(self._store.names(folder), "failed"):
-                commit.tell_failed(self._store, folder, self._ranks.rank, reason)
-        except OSError as error:
-            log.error("rank %d could not tell that its save failed: %s", self._ranks.rank, error)
-
-    def _prune(self, committed: str) -> None:
-        """A checkpoint that could not be removed harms nothing but the disk: it is told, and tried again next time."""
-        protected = {committed} | ({self._restored_from} if self._restored_from else set())
-        try:
-            retention.prune_root(self._store, self._policy, protected, self._damaged, self._attempt)
-        except (OSError, CheckpointError) as error:
-            log.warning("old checkpoints could not be removed from %s: %s", self._store.url, error)
+                f"another job writes checkpoints into {self._store.url}. Give each job a root of its own.",
+                path=self._store.url,
+            )
 
     def _settle(self, *, in_save: bool = False) -> None:
         """Waits for the save under way and notes how it ended. A save that waits for it counts that as its own."""
         flight, self._flight = self._flight, None
         if flight is None:
             return
-        waited_from = time.monotonic()
+        waited_from = self._clock.monotonic()
         error = flight.work.exception()
-        now = time.monotonic()
+        now = self._clock.monotonic()
         finished = now if error is not None else flight.work.result()
         if error is not None and not isinstance(error, CheckpointSaveError):
             raise error
@@ -355,40 +311,20 @@ class Checkpointer:
             raise error
 
 
-def _by_rank(error: Exception, rank: int) -> str:
-    """The cause, with the rank that it happened on."""
-    text = str(error)
-    return f"rank {rank}: {text}" if isinstance(error, OSError) else text
+def _join_before_steps(checkpointer: Checkpointer, state: Mapping[str, Any]) -> list[Any]:
+    """Makes each optimizer wait for the copy of what it is about to change."""
+    reference = weakref.ref(checkpointer)
 
+    def join(*_arguments: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive.before_optimizer_step()
 
-def _run(work: Future[float], action: Callable[[], float]) -> None:
-    """A thread's whole life: how it ended, whatever that was, is told through the future."""
-    try:
-        work.set_result(action())
-    except BaseException as error:  # noqa: BLE001
-        work.set_exception(error)
+    optimizers = [thing for thing in state.values() if isinstance(thing, torch.optim.Optimizer)]
+    return [optimizer.register_step_pre_hook(join) for optimizer in optimizers]
 
 
 def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
     checkpointer = reference()
     if checkpointer is not None:
         checkpointer.leave()
-
-
-def _check_per_rank(per_rank: dict[str, Any]) -> None:
-    for name, thing in per_rank.items():
-        if not all(callable(getattr(thing, method, None)) for method in ("state_dict", "load_state_dict")):
-            raise InputError(
-                f"per_rank[{name!r}] must have state_dict() and load_state_dict(); found a {type(thing).__name__}"
-            )
-
-
-def _plain_json(metadata: dict[str, Any] | None) -> dict[str, Any]:
-    """A copy as JSON has it."""
-    try:
-        copied = json.loads(json.dumps(metadata or {}))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"metadata must be a dictionary of JSON values: {error}; found {metadata!r}") from error
-    if not isinstance(copied, dict):
-        raise InputError(f"metadata must be a dictionary; found {type(metadata).__name__}")
-    return copied

@@ -21,9 +21,35 @@ RANK_FORMAT = "sgpu.rank/1"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Deferred:
+    """A live tensor, where it shall be copied to, and its version at the call."""
+
+    name: str
+    source: torch.Tensor
+    target: torch.Tensor
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Staged:
+    """What is to be written. `deferred` is not copied yet: `finish` does it, before the live tensors may change."""
+
     job: WriteJob
     promise: Promise
+    deferred: tuple[Deferred, ...] = ()
+
+    def finish(self) -> None:
+        """Raises CheckpointSaveError where a tensor was changed meanwhile."""
+        with torch.no_grad():
+            for copy in self.deferred:
+                copy.target.copy_(flat_bytes(copy.source))
+        for copy in self.deferred:
+            if copy.source._version != copy.version:
+                raise CheckpointSaveError(
+                    f"{copy.name} was changed after save() and before the next optimizer step, while it was being "
+                    'copied. Call before_optimizer_step() before such changes, or use staging="foreground".',
+                    tensor=copy.name,
+                )
 
     @property
     def size_bytes(self) -> int:
@@ -47,8 +73,8 @@ class Stager:
         self._share = Share(slots=(), size_bytes=0, view="")
         self._framed_for: Share | None = None
 
-    def stage(self, folder: str) -> Staged:
-        """The values as they are now; the caller may change everything afterwards."""
+    def stage(self, folder: str, *, deferring: bool = False) -> Staged:
+        """The values as they are now; the caller may change everything afterwards, but for what is deferred."""
         tensors: dict[str, Held] = {}
         objects: dict[str, bytes] = {}
         for part in self._parts:
@@ -68,7 +94,9 @@ class Stager:
             files.append(FileJob(name=names.shard_name(self._rank), start=0, spans=tuple(spans)))
         if rank_content is not None:
             files.append(FileJob(name=names.rank_file(self._rank), start=end, spans=(len(rank_content),)))
-        self._fill(tensors, [objects[name] for name in own] + ([rank_content] if rank_content else []))
+        deferred = self._fill(
+            deferring, tensors, [objects[name] for name in own] + ([rank_content] if rank_content else [])
+        )
         promise = Promise(
             rank=self._rank,
             view=self._share.view,
@@ -76,7 +104,9 @@ class Stager:
             slots=self._share.slots,
             object_names=tuple(own),
         )
-        return Staged(job=WriteJob(folder=folder, rank=self._rank, files=tuple(files)), promise=promise)
+        return Staged(
+            job=WriteJob(folder=folder, rank=self._rank, files=tuple(files)), promise=promise, deferred=deferred
+        )
 
     def _plan(self, tensors: dict[str, Held]) -> None:
         signature = tuple((name, share.identity(held.tensor), held.spread) for name, held in tensors.items())
@@ -93,7 +123,7 @@ class Stager:
         }
         return values.to_bytes({"format": RANK_FORMAT, "rank": self._rank, "state": state})
 
-    def _fill(self, tensors: dict[str, Held], tail: list[bytes]) -> None:
+    def _fill(self, deferring: bool, tensors: dict[str, Held], tail: list[bytes]) -> tuple[Deferred, ...]:
         needed = self._share.size_bytes + sum(map(len, tail))
         if needed > self.segment.size_bytes:
             # Room for the small things to grow a little, so that the segment is not mapped anew at each save.
@@ -103,12 +133,20 @@ class Stager:
                 self.segment.write(slot.start, slot.around.head)
                 self.segment.write(slot.data_start + slot.around.data_bytes, slot.around.tail)
             self._framed_for = self._share
+        deferred = []
         with torch.no_grad():
             for slot in self._share.slots:
-                if slot.around.data_bytes:
-                    local = share.local_part(tensors[slot.names[0]].tensor)
-                    self.segment.tensor(slot.data_start, slot.around.data_bytes).copy_(flat_bytes(local))
+                if not slot.around.data_bytes:
+                    continue
+                spread = all(tensors[name].spread for name in slot.names)
+                local = share.local_part(tensors[slot.names[0]].tensor)
+                target = self.segment.tensor(slot.data_start, slot.around.data_bytes)
+                if deferring and spread and not local.is_inference():
+                    deferred.append(Deferred(name=slot.names[0], source=local, target=target, version=local._version))
+                else:
+                    target.copy_(flat_bytes(local))
         start = self._share.size_bytes
         for content in tail:
             self.segment.write(start, content)
             start += len(content)
+        return tuple(deferred)

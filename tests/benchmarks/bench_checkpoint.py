@@ -36,6 +36,7 @@ class Sgpu:
     """sgpu's engine behind the plug-in's methods."""
 
     name = "sgpu"
+    staging = "background"
 
     def __init__(self, root: str, rank: int, world: int) -> None:
         from sgpu.checkpoint import Checkpointer, CheckpointPolicy
@@ -45,7 +46,7 @@ class Sgpu:
         self._rng = _Value()
         make_one = functools.partial(
             Checkpointer, CheckpointPolicy(keep_last=2), {"state": self._box}, per_rank={"rng": self._rng},
-            root=f"{root}/{self.name}", rank=rank, world_size=world, replicated={"state"},
+            root=f"{root}/{self.name}", rank=rank, world_size=world, replicated={"state"}, staging=self.staging,
         )  # fmt: skip
         self._checkpointer = make_one()
         self._reports: list[Any] = []
@@ -80,6 +81,11 @@ class Sgpu:
 
     def close(self) -> None:
         self._checkpointer.close()
+
+
+class SgpuForeground(Sgpu):
+    name = "sgpu foreground"
+    staging = "foreground"
 
 
 class _Value:
@@ -290,7 +296,13 @@ def _worker(megabytes: int, rounds: int, root: str, rank: int, world: int) -> No
     dist.init_process_group("gloo", init_method=f"file://{root}/meet", rank=rank, world_size=world)
     group = dist.new_group(backend="gloo")
     trainer = Trainer(megabytes, rank)
-    ways = [TorchSave(root, rank), Dcp(root, rank, group), DcpAsync(root, rank, group), Sgpu(root, rank, world)]
+    ways = [
+        TorchSave(root, rank),
+        Dcp(root, rank, group),
+        DcpAsync(root, rank, group),
+        SgpuForeground(root, rank, world),
+        Sgpu(root, rank, world),
+    ]
     rows: dict[str, list[Row]] = {way.name: [] for way in ways}
     restores: dict[str, float] = {}
     for number in range(rounds + 1):  # the first warms up

@@ -14,7 +14,13 @@ from torch import nn
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
 from sgpu.checkpoint.storage import PosixStore
-from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, InputError
+from sgpu.contract.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointMismatchError,
+    CheckpointSaveError,
+    InputError,
+)
 from sgpu.testing.stores import GateStore
 
 
@@ -97,6 +103,64 @@ def test_values_are_those_at_the_call_however_slow_the_writer(tmp_path: pathlib.
     assert live["w"].tolist() == [1, 1, 1, 1]
     assert (live["list"], live["d"], live["array"].tolist()) == ([1, [2]], {"x": 1}, [0, 1, 2])
     assert (mine.state["n"], mine.state["t"].tolist()) == ([5], [1, 1])
+
+
+def test_background_staging_is_joined_by_the_optimizer_itself(tmp_path: pathlib.Path) -> None:
+    """Parameters and their state are copied while the next step runs; buffers, which it changes, at the call."""
+    model = network()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    train(model, optimizer, 1, seed=1)
+    policy = CheckpointPolicy(keep_last=99)
+    checkpointer = Checkpointer(
+        policy, {"model": model, "optimizer": optimizer}, store=PosixStore(tmp_path), staging="background"
+    )
+    wanted = {}
+    for step in range(12):
+        wanted[step] = fingerprint([model.state_dict(), optimizer.state_dict()])
+        checkpointer.save(step)
+        train(model, optimizer, 1, seed=step)
+    checkpointer.close()
+    assert [report.error for report in checkpointer.poll()] == [None] * 12
+    assert not optimizer._optimizer_step_pre_hooks
+    for step in range(11, -1, -1):
+        fresh = network(1)
+        other = torch.optim.AdamW(fresh.parameters())
+        assert restore_into(tmp_path, model=fresh, optimizer=other).step == step
+        assert fingerprint([fresh.state_dict(), other.state_dict()]) == wanted[step]
+        (pathlib.Path(Catalog(tmp_path).path(step)) / ".metadata").unlink()
+
+
+def test_background_staging_notices_a_change_that_came_too_early(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from sgpu.checkpoint.stage import Staged
+
+    changed = threading.Event()
+    finish = Staged.finish
+
+    def late(self: Staged) -> None:
+        assert changed.wait(30)
+        finish(self)
+
+    monkeypatch.setattr(Staged, "finish", late)
+    model = network()
+    checkpointer = Checkpointer(CheckpointPolicy(), {"m": model}, store=PosixStore(tmp_path), staging="background")
+    checkpointer.save(1)
+    with torch.no_grad():
+        model[0].weight.fill_(7)
+    changed.set()
+    with pytest.raises(CheckpointSaveError, match=r"m\.0\.weight was changed after save\(\)"):
+        checkpointer.wait()
+    checkpointer.save(2)
+    checkpointer.before_optimizer_step()
+    with torch.no_grad():
+        model[0].weight.fill_(8)
+    checkpointer.close()
+    fresh = network(1)
+    assert restore_into(tmp_path, m=fresh).step == 2
+    assert bool((fresh[0].weight == 7).all())
 
 
 def test_a_second_save_waits_for_the_first_and_counts_it(tmp_path: pathlib.Path) -> None:
