@@ -24,7 +24,7 @@ from sgpu.contract.spec import RunSpec, read_spec
 from sgpu.contract.status import Status, read_status
 
 _EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 2, "PREEMPTED": 75}
-_FORWARDER_SECONDS = 35.0
+_FORWARDER_SECONDS = 45.0
 
 
 def _environment(spec: RunSpec) -> dict[str, str]:
