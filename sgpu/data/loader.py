@@ -17,6 +17,7 @@ from sgpu.data.ahead import Follower
 from sgpu.data.cache import private_root
 from sgpu.data.choose import choose_pipeline
 from sgpu.data.draws import parts_of
+from sgpu.data.forking import handlers_held_at_forks
 from sgpu.data.order import mix
 from sgpu.data.passing import Epoch, Pass, WorkerInit, default_workers
 from sgpu.data.pipeline import Pipeline
@@ -120,7 +121,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         future = self._pipeline.future()
         if future is not None:
             self._follower.begin(*future, self._pipeline.at())
-        self._current = Pass(iter(self._inner), self._version, remote=self.num_workers > 0)
+        with handlers_held_at_forks():
+            source = iter(self._inner)
+        self._current = Pass(source, self._version, remote=self.num_workers > 0)
         return self._current
 
     def _make_inner(self) -> torch.utils.data.DataLoader[Envelope]:

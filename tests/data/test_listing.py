@@ -3,6 +3,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any
@@ -93,11 +94,20 @@ def test_missing_empty_unfit_volumes_are_refused_at_construction(tmp_path: pathl
             VolumeDataset(tmp_path / "full", **arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
 def test_a_folder_without_permission_is_named(tmp_path: pathlib.Path) -> None:
+    """In a process that has not root's right to read everything."""
     (tmp_path / "v" / "closed").mkdir(parents=True, mode=0)
-    with pytest.raises(VolumeError, match=r"closed.* cannot be read"):
-        VolumeDataset(tmp_path / "v")
+    script = "import sys; from sgpu.data import VolumeDataset; VolumeDataset(sys.argv[1])"
+    bare = ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"] if os.getuid() == 0 else []
+    done = subprocess.run(
+        [*bare, sys.executable, "-c", script, str(tmp_path / "v")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert re.search(r"VolumeError: .*closed.* cannot be read", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("bad", ["a//b", "../b", "a/./b", "a/" + "x" * 250])
