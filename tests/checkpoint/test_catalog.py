@@ -86,8 +86,10 @@ def test_export_to_one_file(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
         Catalog(root).export(1, tmp_path / "x", format="zip")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("safetensors") is not None, reason="safetensors is installed")
-def test_without_safetensors_it_says_so(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+def test_without_safetensors_it_says_so(
+    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)  # as where it is not installed
     with pytest.raises(InputError, match="pip install safetensors"):
         Catalog(root).export(1, tmp_path / "all.safetensors")
     assert not list(tmp_path.glob("*.safetensors*"))
