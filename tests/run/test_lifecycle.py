@@ -153,12 +153,24 @@ def test_a_cancel_reaches_ranks_that_sleep_spin_or_stand_still(
     assert members(run) == []
 
 
-def test_a_run_has_its_own_time_limit_and_takes_its_strays_along(
-    tmp_path: pathlib.Path, until: Until, members: Members
-) -> None:
+def test_a_run_has_its_own_time_limit(members: Members) -> None:
+    @distributed(gpus=1, timeout_seconds=1)
+    def sleeps() -> None:
+        import time
+
+        time.sleep(10_000)
+
+    run = sleeps.submit()
+    with pytest.raises(RunError, match="the run did not end within timeout_seconds=1"):
+        run.result(60)
+    assert run.state == "FAILED"
+    assert members(run) == []
+
+
+def test_strays_end_with_their_run(tmp_path: pathlib.Path, until: Until, members: Members) -> None:
     """Rank 0 leaves a daemon in a session of its own, without the run's environment; it ends with the run too."""
 
-    @distributed(gpus=2, timeout_seconds=4)
+    @distributed(gpus=1)
     def sleeps(folder: str) -> None:
         import os
         import pathlib
@@ -185,14 +197,14 @@ def test_a_run_has_its_own_time_limit_and_takes_its_strays_along(
         time.sleep(10_000)
 
     run = sleeps.submit(str(tmp_path))
-    stray = process.process_of(
-        int(until(lambda: (tmp_path / "stray").exists() and (tmp_path / "stray").read_text(), "x"))
-    )
+    until((tmp_path / "stray").exists, "the stray is there")
+    stray = process.process_of(int((tmp_path / "stray").read_text()))
     assert stray is not None, "the fault did not fire"
-    with pytest.raises(RunError, match="the run did not end within timeout_seconds=4"):
-        run.result(60)
+    assert stray.alive()
+    assert pathlib.Path(f"/proc/{stray.pid}/environ").read_bytes().find(b"SGPU_RUN_DIR") < 0
+    run.cancel()
     assert not stray.alive()
-    assert run.state == "FAILED"
+    assert run.state == "CANCELLED"
     assert members(run) == []
 
 
