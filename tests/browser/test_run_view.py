@@ -84,9 +84,9 @@ def test_a_run_is_shown_live_and_stays_as_a_picture(notebook: Callable[..., Any]
     page.wait_for_function("Number(document.querySelector('.sgpu-steps').textContent.match(/step ([\\d,]+)/)[1]) > 220")
     one.shot("live-light", shots)
     one.shot_of_view("view-light", shots)
-    page.get_by_role("tab", name="Events").click()
+    page.locator(".sgpu-run").get_by_role("tab", name="Events").click()
     page.locator(".sgpu-event", has_text="restarted from step 120 in 0.9 s; 20 steps done again").wait_for()
-    page.get_by_role("tab", name="Logs").click()
+    page.locator(".sgpu-run").get_by_role("tab", name="Logs").click()
     page.locator(".sgpu-log", has_text="rank 0: step 40 evaluated").wait_for()
     page.get_by_label("Rank", exact=True).select_option("1")
     page.locator(".sgpu-log", has_text="Segmentation fault").wait_for()
@@ -125,13 +125,13 @@ def check_without_kernel_and_trust(notebook: Callable[..., Any], content: Any, s
 def test_stop_asks_once_while_the_cell_keeps_the_kernel_busy(
     notebook: Callable[..., Any], tmp_path: pathlib.Path
 ) -> None:
-    one = notebook("stop", [start(40), BLOCK])
+    one = notebook("asks", [start(40), BLOCK])
     one.run_all()
     page = one.page
     page.wait_for_selector(".sgpu-chart canvas")
-    page.get_by_role("button", name="Stop").click()
+    page.locator(".sgpu-run").get_by_role("button", name="■ Stop").click()
     page.get_by_role("button", name="No, go on").click()
-    page.get_by_role("button", name="■ Stop").click()
+    page.locator(".sgpu-run").get_by_role("button", name="■ Stop").click()
     assert not (tmp_path / "stopped").exists()
     page.get_by_role("button", name="Yes, stop it").click()
     page.locator(".jp-OutputArea .sgpu-static", has_text="train: cancelled").wait_for()
@@ -157,7 +157,7 @@ def test_keyboard_alone_in_a_narrow_dark_window_with_a_hostile_run(
     wide = page.locator(".sgpu-run").evaluate("run => run.scrollWidth <= run.clientWidth + 1")
     assert wide, "the view is wider than its cell"
 
-    page.get_by_role("tab", name="Charts").focus()
+    page.locator(".sgpu-run").get_by_role("tab", name="Charts").focus()
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.textContent") == "Events"
     assert page.locator(".sgpu-events").is_visible()
@@ -167,7 +167,7 @@ def test_keyboard_alone_in_a_narrow_dark_window_with_a_hostile_run(
     assert outline == "solid", "the focus cannot be seen"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.tagName") == "SELECT"
-    page.get_by_role("button", name="Stop").focus()
+    page.locator(".sgpu-run").get_by_role("button", name="■ Stop").focus()
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.textContent") == "No, go on"
     page.keyboard.press("Escape")
@@ -194,7 +194,7 @@ def test_stop_interrupts_a_busy_cell_where_the_kernel_hears_nothing_else(
         "first => Number(document.querySelector('.sgpu-steps').textContent.match(/step ([\\d,]+)/)[1]) > first",
         arg=first,
     )
-    page.get_by_role("button", name="■ Stop").click()
+    page.locator(".sgpu-run").get_by_role("button", name="■ Stop").click()
     page.get_by_role("button", name="Yes, stop it").click()
     page.locator(".jp-OutputArea .sgpu-static", has_text="train: cancelled").wait_for()
     assert (tmp_path / "stopped").exists()
@@ -214,8 +214,8 @@ def test_a_failed_run_shows_its_root_cause_and_the_failing_ranks_log(
     assert page.locator(".sgpu-run img").count() == 0
     assert page.evaluate("window.hacked") is None
     assert page.locator(".sgpu-traceback").inner_text().startswith("Traceback (most recent call last):")
-    assert page.get_by_role("button", name="Stop").count() == 0
-    page.get_by_role("tab", name="Logs").click()
+    assert page.locator(".sgpu-run").get_by_role("button", name="■ Stop").count() == 0
+    page.locator(".sgpu-run").get_by_role("tab", name="Logs").click()
     page.locator(".sgpu-log", has_text="RuntimeError: CUDA error: an illegal").wait_for()
     assert page.get_by_label("Rank", exact=True).locator("option").all_inner_texts() == ["1 (failed)", "0"]
     one.shot("failed", shots)
