@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 from sgpu import settings
 from sgpu.checkpoint import metadata_pickle, names, versions
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
-from sgpu.checkpoint.publish import DCP_VERSION, check_sizes, publish
+from sgpu.checkpoint.publish import check_sizes, publish
 from sgpu.checkpoint.share import Slot
 from sgpu.checkpoint.storage import Store
 from sgpu.checkpoint.write import WrittenFile
@@ -214,7 +214,6 @@ def _assemble(
         planner_data={name: (name,) for name in tensors},
         storage_data=places,
         storage_meta=StorageMeta(checkpoint_id=where, save_id=metadata_pickle.OUR_SAVE_ID),
-        version=DCP_VERSION,
     )
     return metadata, entries
 

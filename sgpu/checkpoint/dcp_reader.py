@@ -150,7 +150,7 @@ def to_torch(index: CheckpointIndex) -> Metadata:
         for name, info in index.tensors.items()
     }
     tensors.update({name: BytesStorageMetadata() for name in index.objects})
-    return Metadata(
+    metadata = Metadata(
         state_dict_metadata=tensors,
         planner_data=dict(index.paths),
         storage_data={
@@ -158,8 +158,9 @@ def to_torch(index: CheckpointIndex) -> Metadata:
             for (name, offsets), place in index.places.items()
         },
         storage_meta=StorageMeta(),
-        version=index.version,
     )
+    metadata.version = index.version  # not an argument: older torch does not know it
+    return metadata
 
 
 def _to_chunk(chunk: Chunk) -> ChunkStorageMetadata:

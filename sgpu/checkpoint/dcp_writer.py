@@ -20,7 +20,7 @@ from torch.futures import Future
 from sgpu.checkpoint import checksum, metadata_pickle, names, versions
 from sgpu.checkpoint.envelope import bytes_of, envelope
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
-from sgpu.checkpoint.publish import DCP_VERSION, check_sizes, publish
+from sgpu.checkpoint.publish import check_sizes, publish
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 
@@ -134,7 +134,6 @@ class VolumeWriter(StorageWriter):
         written: list[tuple[MetadataIndex, _Written]] = [
             (result.index, result.storage_data) for of_rank in results for result in of_rank
         ]
-        metadata.version = DCP_VERSION
         metadata.storage_data = {
             index: _StorageInfo(told.file, told.item.offset, told.item.size_bytes) for index, told in written
         }

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from sgpu.checkpoint import arguments, names, parts, retention
+from sgpu.checkpoint import arguments, names, parts, prune, retention
 from sgpu.checkpoint.background import Flight, Pipeline
 from sgpu.checkpoint.commit import Commit
 from sgpu.checkpoint.ranks import Ranks
@@ -80,6 +80,7 @@ class Checkpointer:
         timeout_seconds: float = 600.0,
     ) -> None:
         arguments.check_staging(staging)
+        prune.check_rule(policy.keep_best)
         where = root if root is not None else policy.root
         if store is None and where is None:
             raise CheckpointError("there is no place for checkpoints: give root, or CheckpointPolicy(root=...).")

@@ -44,18 +44,27 @@ def choose(candidates: Sequence[Candidate], policy: CheckpointPolicy, protected:
     return [folder.name for folder in sorted(gone)]
 
 
-def _best(distinct: list[Candidate], rule: dict[str, Any] | None) -> set[str]:
+def check_rule(rule: dict[str, Any] | None) -> None:
+    """Raises InputError unless `keep_best` can be followed."""
     if rule is None:
-        return set()
-    sign = {"min": 1.0, "max": -1.0}.get(rule.get("mode", "min"))
+        return
     count = rule.get("count", 1)
-    if sign is None or not isinstance(count, int) or count < 1 or not isinstance(rule.get("metric"), str):
+    whole = isinstance(count, int) and not isinstance(count, bool) and count >= 1
+    known = rule.keys() <= {"metric", "mode", "count"} and rule.get("mode", "min") in ("min", "max")
+    if not (whole and known and isinstance(rule.get("metric"), str)):
         raise InputError(
             f'keep_best: expected {{"metric": name, "mode": "min" or "max", "count": 1 or more}}; found {rule!r}'
         )
+
+
+def _best(distinct: list[Candidate], rule: dict[str, Any] | None) -> set[str]:
+    if rule is None:
+        return set()
+    check_rule(rule)
+    sign = -1.0 if rule.get("mode", "min") == "max" else 1.0
     scored = [(sign * c.score, -c.folder.step, c.folder.name) for c in distinct if c.score is not None]
     scored = [entry for entry in scored if entry[0] == entry[0]]  # a NaN is never best
-    return {name for _, _, name in sorted(scored)[:count]}
+    return {name for _, _, name in sorted(scored)[: rule.get("count", 1)]}
 
 
 def score(metadata: dict[str, Any], rule: dict[str, Any] | None) -> float | None:

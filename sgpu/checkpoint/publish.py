@@ -35,6 +35,7 @@ def publish(
 ) -> Manifest:
     """Writes the manifest, then the commit record; `before_commit` is called between."""
     prefix = f"{folder}/" if folder else ""
+    metadata.version = DCP_VERSION  # not an argument: older torch does not know it
     record = pickle.dumps(metadata)
     entry = FileEntry(size_bytes=len(record), crc32c=checksum.of(record))
     manifest = replace(manifest, files={**manifest.files, names.METADATA: entry})

@@ -158,6 +158,8 @@ def test_an_older_attempt_of_a_step_goes_before_another_step() -> None:
 def test_a_bad_rule_is_refused() -> None:
     with pytest.raises(InputError, match="keep_best"):
         prune.choose([_candidate(1)], CheckpointPolicy(keep_best={"metric": "loss", "mode": "lowest"}), ())
+    with pytest.raises(InputError, match="keep_best"):
+        Checkpointer(CheckpointPolicy("unused", keep_best={"metrics": "loss"}), {"box": {}})
 
 
 def test_the_best_by_metric_stay(root: pathlib.Path) -> None:
