@@ -144,13 +144,12 @@ class Cache:
     def _publish(self, part: pathlib.Path, path: str) -> int:
         """Puts a whole file into its place. Returns the size of the old version that it replaced."""
         folder = os.path.dirname(path)
+        replaced = 0
         if folder not in self._made:
-            _make_folder(folder, self.folder)
+            replaced = _make_folder(folder, self.folder)
             self._made.add(folder)
-        try:
-            replaced = os.lstat(path).st_size if not os.path.isdir(path) else _remove_tree(path)
-        except FileNotFoundError:
-            replaced = 0
+        with contextlib.suppress(FileNotFoundError):
+            replaced += os.lstat(path).st_size if not os.path.isdir(path) else _remove_tree(path)
         failpoint("data.publish")
         try:
             os.replace(part, path)
@@ -265,15 +264,21 @@ def private_root() -> pathlib.Path:
     return pathlib.Path(tempfile.gettempdir()) / f"sgpu-private-{os.getuid()}"
 
 
-def _make_folder(folder: str, root: pathlib.Path) -> None:
+def _make_folder(folder: str, root: pathlib.Path) -> int:
+    """Returns the bytes of a file of an older version of the volume that stood in its place."""
+    removed = 0
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        above = pathlib.Path(folder)  # an older version of the volume had a file where there is a folder now
+        above = pathlib.Path(folder)
         while above != root and not above.is_file():
             above = above.parent
-        above.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            size = above.stat().st_size
+            above.unlink()
+            removed = size
         os.makedirs(folder, mode=0o700, exist_ok=True)
+    return removed
 
 
 def _remove_tree(path: str) -> int:

@@ -21,6 +21,7 @@ from sgpu.data.remote import Entry, Volume
 
 _MAGIC = b"SGPULIST"
 _ALIGN = 64
+_DIGEST_BYTES = 16
 _KEPT = 16
 _LONGEST_NAME_BYTES = 240  # a local file system takes 255
 
@@ -49,7 +50,12 @@ class Listing:
             np.memmap(file, np.int64, "r", at + place * _column_bytes(count), (count + (place == 0),))
             for place in range(3)
         )
-        self._names = np.memmap(file, np.uint8, "r", at + 3 * _column_bytes(count), (max(1, head["names_bytes"]),))
+        at += 3 * _column_bytes(count)
+        self._digests: npt.NDArray[np.uint8] | None = None
+        if head.get("digests"):
+            self._digests = np.memmap(file, np.uint8, "r", at, (count, _DIGEST_BYTES))
+            at += _up(count * _DIGEST_BYTES)
+        self._names = np.memmap(file, np.uint8, "r", at, (max(1, head["names_bytes"]),))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -59,7 +65,9 @@ class Listing:
         return os.fsdecode(self._names[start:stop].tobytes())
 
     def entry(self, number: int) -> Entry:
-        return Entry(self.path(number), int(self.sizes[number]), int(self.stamps[number]))
+        digest = b"" if self._digests is None else self._digests[number].tobytes()
+        told = digest if any(digest) else b""
+        return Entry(self.path(number), int(self.sizes[number]), int(self.stamps[number]), told)
 
     def find(self, path: str) -> int | None:
         """The number of a file, or None where the listing lacks it."""
@@ -98,7 +106,7 @@ def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> L
     if not file.exists():
         head = json.dumps({
             "id": hashed.hexdigest(), "url": url, "files": len(names), "names_bytes": int(offsets[-1]),
-            "total_bytes": int(sizes.sum()),
+            "total_bytes": int(sizes.sum()), "digests": any(entry.digest for entry in entries),
         }).encode()  # fmt: skip
         content = bytearray(_MAGIC + len(head).to_bytes(8, "little") + head)
         for array in (offsets, sizes, stamps):
@@ -106,6 +114,9 @@ def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> L
             start = len(content)
             content.extend(array.tobytes())
             content.extend(bytes(start + _column_bytes(len(names)) - len(content)))
+        if any(entry.digest for entry in entries):
+            digests = b"".join(entry.digest or bytes(_DIGEST_BYTES) for entry in entries)
+            content.extend(digests + bytes(_up(len(digests)) - len(digests)))
         content.extend(b"".join(names) or b"\0")
         atomic.write_bytes(file, bytes(content), durable=False)
     os.utime(file)

@@ -45,12 +45,13 @@ def owner_lives(path: pathlib.Path) -> bool:
         return False
 
 
-def sweep(folder: pathlib.Path) -> None:
-    """Removes what dead processes left in `folder`."""
+def sweep(folder: pathlib.Path) -> int:
+    """Removes what dead processes left in `folder`. Returns the bytes of the files that went."""
+    size = 0
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
-        return
+        return 0
     for name in names:
         path = folder / name
         if name.count("~") < 3 or owner_lives(path):
@@ -58,7 +59,13 @@ def sweep(folder: pathlib.Path) -> None:
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            try:
+                found = path.stat().st_size
+                path.unlink()
+            except FileNotFoundError:  # another process sweeps too
+                continue
+            size += found
+    return size
 
 
 def remove_own(path: pathlib.Path, pid: int) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
 import pathlib
 import stat
@@ -29,6 +31,7 @@ class Entry:
 
     Attributes:
         path: relative to the volume, "/" between folders.
+        digest: MD5 of the content where the store tells it, else empty.
         stamp: whole microseconds since 1970 of the last change; where the store gives an etag its bits are the part
             below a second. 0 where the store tells nothing. It becomes the modification time of the cached copy.
     """
@@ -36,6 +39,7 @@ class Entry:
     path: str
     size_bytes: int
     stamp: int
+    digest: bytes = b""
 
 
 class Volume(Protocol):
@@ -197,17 +201,19 @@ class FsspecVolume:
         for name, facts in found.items():
             path = name[len(root) :].removeprefix("/")
             if facts.get("type", "file") == "file" and path and not path.endswith("/"):
-                yield Entry(path, int(facts.get("size") or 0), stamp_of(facts))
+                yield Entry(path, int(facts.get("size") or 0), stamp_of(facts), digest_of(facts))
 
     def copy(self, entry: Entry, descriptor: int) -> None:
         filesystem, root = self._open()
         name = f"{root}/{entry.path}"
         try:
             with filesystem.open(name, "rb", cache_type="none") as source:
-                got = 0
+                got, hashed = 0, hashlib.md5(usedforsecurity=False)
                 while piece := source.read(_CHUNK_BYTES):
                     _write_all(descriptor, piece)
                     got += len(piece)
+                    if entry.digest:
+                        hashed.update(piece)
             if got != entry.size_bytes:
                 filesystem.invalidate_cache()
                 size = filesystem.info(name).get("size")
@@ -219,6 +225,8 @@ class FsspecVolume:
             if size != entry.size_bytes:
                 raise changed(self.url, entry, f"{size} bytes")
             raise OSError(f"{entry.path}: {got} of {entry.size_bytes} bytes came")
+        if entry.digest and hashed.digest() != entry.digest:
+            raise OSError(f"{entry.path}: the bytes that came have another checksum than the store tells")
 
     def direct(self, path: str) -> str | None:
         return None
@@ -237,6 +245,17 @@ def stamp_of(facts: dict[str, Any]) -> int:
     if tag is None:
         return int(seconds * 1e6)
     return int(seconds) * 1_000_000 + mix(*tag.encode()) % 1_000_000
+
+
+def digest_of(facts: dict[str, Any]) -> bytes:
+    """The MD5 that Google's and Azure's stores tell (an S3 etag is one only sometimes, and does not say when)."""
+    told = facts.get("md5Hash") or facts.get("content_md5") or (facts.get("content_settings") or {}).get("content_md5")
+    if isinstance(told, str):
+        try:
+            told = base64.b64decode(told, validate=True)
+        except ValueError:
+            return b""
+    return bytes(told) if isinstance(told, bytes | bytearray) and len(told) == 16 else b""
 
 
 def changed(url: str, entry: Entry, now: str) -> ListingChangedError:

@@ -152,6 +152,9 @@ class Room:
 
     def claim(self, volume: str, listing: Listing, owner: object) -> None:
         """Files of `listing` stay in the cache as long as `owner` and this process live."""
+        dead = living.sweep(self.state / "parts")
+        if dead:
+            self._change(-dead, -dead)
         living.sweep(self.state / "claims")
         living.sweep(self.state / "counters")
         path = self.state / "claims" / living.new_name()
