@@ -58,7 +58,7 @@ def decide(
     if policy.max_restarts == 0:
         return Decision(action="stop", reason="restarts are switched off")
     ours = failure.kind in ("exception", "exit") or (failure.kind == "signal" and "SIGKILL" not in failure.cause)
-    if ours and failure.step == 0 and not failure.collateral:
+    if ours and failure.step == 0 and committed_step < 0 and not failure.collateral:
         return Decision(action="stop", reason="it failed before the first step was completed")
     since = [past for past in history if past.committed_step == committed_step]
     same = [past for past in since if past.failure.fingerprint == failure.fingerprint]

@@ -248,7 +248,8 @@ class Supervisor:
     def _read_commits(self) -> None:
         for line in records.read_from(self._run.events, self._events_offset):
             self._events_offset = line.next_offset
-            if line.record.get("kind") == "checkpoint_committed":
+            # A worker may die between a commit and telling it; the next one's restoring tells it too.
+            if line.record.get("kind") in ("checkpoint_committed", "restored"):
                 self._committed_step = max(self._committed_step, int(line.record["step"]))
 
     def _fail(self, failure: Failure, decision: Decision) -> None:

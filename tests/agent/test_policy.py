@@ -66,6 +66,12 @@ def test_a_failure_before_the_first_step(failure: Failure, action: str) -> None:
     assert _decide(failure, committed=-1).action == action
 
 
+def test_a_failure_in_the_set_up_of_a_run_that_had_worked_is_tried_again() -> None:
+    raised = _failure("exception", step=0, cause="ConnectionError")
+    assert _decide(raised, committed=5).action == "restart"
+    assert _decide(raised, _past(raised), committed=5).error == "crash_loop"
+
+
 def test_the_same_failure_at_the_same_step_is_a_crash_loop() -> None:
     decision = _decide(_RAISED, _past(_RAISED))
     assert (decision.action, decision.error) == ("stop", "crash_loop")

@@ -198,6 +198,20 @@ def test_waits_grow_and_progress_refills_the_budget(bench: Callable[..., Bench])
     assert status.failure["error"] == "crash_loop"
 
 
+def test_restoring_a_later_step_is_progress_too(bench: Callable[..., Bench]) -> None:
+    """The worker died between the commit and telling of it."""
+    run = bench(restarts=RestartPolicy(max_restarts=1))
+
+    def restored(host: ScriptedHost) -> list[Any]:
+        emit(run.run, "restored", generation=host.generation, rank=0, step=6)
+        return []
+
+    status = run.supervise(
+        steps(7, 0, 1), dies(1, _SIGKILL), restored, steps(7, 0, 1), dies(1, _SIGKILL), passes(1), returns(0, 1)
+    )
+    assert (status.state, status.restarts) == ("SUCCEEDED", 2)
+
+
 def test_the_zygote_lost_is_a_failure_like_others(bench: Callable[..., Bench]) -> None:
     run = bench()
     status = run.supervise(steps(1, 0, 1), loses_zygote, steps(2, 0, 1), returns(0, 1))
