@@ -1,7 +1,7 @@
 """The writing process: `python -m sgpu.checkpoint.helper URL DESCRIPTOR`. Loads no torch.
 
-Reads one job a line on its input (see `write.WriteJob`), answers one line each. It ends when its input does, that is
-with its trainer, after the write in hand.
+Reads one job a line on its input (see `write.WriteJob`), answers one line each. It ends at an empty line, or when its
+input does, that is with its trainer, after the write in hand.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ def main() -> None:
     os.nice(NICENESS)
     store, memory = open_store(sys.argv[1]), _Memory(int(sys.argv[2]))
     for line in sys.stdin:
+        if line == "\n":
+            break
         try:
             written = write_share(store, memory.view(), WriteJob.from_json(json.loads(line)))
             answer: dict[str, Any] = {"files": [file.to_json() for file in written]}

@@ -95,6 +95,7 @@ class HelperWriter:
         process, self._process = self._process, None
         if process is None:
             return
+        _say_end(process.stdin)
         _close(process.stdin)
         try:
             process.wait(END_SECONDS)
@@ -102,6 +103,15 @@ class HelperWriter:
             process.kill()
             process.wait()
         _close(process.stdout)
+
+
+def _say_end(pipe: IO[str] | None) -> None:
+    """Closing alone does not end its input: processes forked since (a loader's workers) hold the pipe open too."""
+    try:
+        if pipe is not None:
+            pipe.write("\n")
+    except BrokenPipeError:
+        return
 
 
 def _close(pipe: IO[str] | None) -> None:

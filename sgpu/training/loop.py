@@ -161,7 +161,9 @@ class TrainLoop:
     def _epoch(self) -> Iterator[Any]:
         progress, meter = self._progress, self._meter
         if self._loader is None:
-            batches: Iterator[Any] = iter(range(progress.step, self._max_steps or 0))
+            batches: Iterator[Any] = iter(
+                range(progress.step * self._accumulate, (self._max_steps or 0) * self._accumulate)
+            )
             self._position.restore_draws()
         else:
             meter.fetching()

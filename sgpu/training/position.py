@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgpu.contract.errors import PositionError
-from sgpu.training.rng import RngState
+from sgpu.training.rng import Draws, loader_parts
 
 
 class Progress:
@@ -35,13 +35,13 @@ class Position:
 
     A loader that can tell its state (ours, torchdata's) is set to it. Any other is replayed: its iterator is made anew
     from the random state that the epoch began with, and the trained batches are drawn and dropped; exact for the same
-    world size, slow for long epochs.
+    world size, slow for long epochs. Workers that torch keeps between epochs are started anew with each.
     """
 
     def __init__(self, loader: Any, progress: Progress) -> None:
         self._loader = loader
         self._progress = progress
-        self._rng = RngState()
+        self._draws = Draws(loader)
         self._epoch_rng: dict[str, Any] | None = None
         self._restored_rng: dict[str, Any] | None = None
         self._replay = 0
@@ -52,7 +52,7 @@ class Position:
 
     def state_dict(self) -> dict[str, Any]:
         """Taken between two batches."""
-        state: dict[str, Any] = {"rng": self._rng.state_dict(), "batch": self._progress.batch}
+        state: dict[str, Any] = {"rng": self._draws.state_dict(), "batch": self._progress.batch}
         if self._progress.batch:
             state["epoch_rng"] = self._epoch_rng
         if self._loader is not None and self.stateful:
@@ -86,7 +86,7 @@ class Position:
         """Where there is no loader: the generators as they were."""
         restored, self._restored_rng = self._restored_rng, None
         if restored is not None:
-            self._rng.load_state_dict(restored)
+            self._draws.load_state_dict(restored)
 
     def iterate(self) -> Iterator[Any]:
         """The rest of the current epoch's batches."""
@@ -94,12 +94,14 @@ class Position:
         replay, self._replay = self._replay, 0
         at_edge = self._progress.batch == 0
         if restored is not None and at_edge:
-            self._rng.load_state_dict(restored)
+            self._draws.load_state_dict(restored)
         elif restored is not None and self._epoch_rng is not None:
-            self._rng.load_state_dict(self._epoch_rng)
+            self._draws.load_state_dict(self._epoch_rng)
         if self._epoch_rng is None or at_edge:
-            self._epoch_rng = self._rng.state_dict()
+            self._epoch_rng = self._draws.state_dict()
         self._tell_epoch()
+        if not self.stateful and getattr(self._loader, "persistent_workers", False):
+            self._loader._iterator = None  # its workers' generators would go on from the last epoch, out of our reach
         iterator: Iterator[Any] = iter(self._loader)
         for number in range(replay):
             if next(iterator, self) is self:
@@ -108,17 +110,14 @@ class Position:
                     f"ended after {number}: its data set or batch size has changed since"
                 )
         if restored is not None and not at_edge:
-            self._rng.load_state_dict(restored)
+            self._draws.load_state_dict(restored)
         return iterator
 
     def _tell_epoch(self) -> None:
         """Samplers that shuffle by epoch are told which one it is (a loader that keeps its own state knows)."""
         if self.stateful:
             return
-        for part in (
-            self._loader,
-            *(getattr(self._loader, name, None) for name in ("sampler", "batch_sampler", "dataset")),
-        ):
+        for part in loader_parts(self._loader):
             tell = getattr(part, "set_epoch", None)
             if tell is not None:
                 tell(self._progress.epoch)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import Any
+
+from sgpu.contract.errors import PositionError
 
 
 def seed_everything(seed: int) -> int:
@@ -61,3 +64,50 @@ class RngState:
         torch.set_rng_state(state["torch"])
         if "cuda" in state and torch.cuda.is_available():
             torch.cuda.set_rng_state(state["cuda"])
+
+
+def loader_parts(loader: Any) -> Iterator[Any]:
+    """A loader and what it draws its order from and its samples from, each once; None has none."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    seen: set[int] = set()
+    for part in (
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+        getattr(loader, "dataset", None),
+    ):
+        if part is not None and id(part) not in seen:
+            seen.add(id(part))
+            yield part
+
+
+class Draws:
+    """All that a rank's batches and steps draw from: this process' generators, and those that its loader holds."""
+
+    def __init__(self, loader: Any) -> None:
+        self._rng = RngState()
+        self._loader = loader
+
+    def _generators(self) -> list[Any]:
+        import torch
+
+        held = [getattr(part, "generator", None) for part in loader_parts(self._loader)]
+        return list({id(each): each for each in held if isinstance(each, torch.Generator)}.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._rng.state_dict(), "loader": [each.get_state() for each in self._generators()]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises:
+        PositionError: the loader holds another number of generators than the saved one.
+        """
+        self._rng.load_state_dict(state)
+        saved, live = state.get("loader", []), self._generators()
+        if len(saved) != len(live):
+            raise PositionError(
+                f"the checkpoint holds the state of {len(saved)} torch.Generator(s) of the loader and its samplers; "
+                f"this loader has {len(live)}. Make the loader as it was."
+            )
+        for each, value in zip(live, saved, strict=True):
+            each.set_state(value)

@@ -22,7 +22,7 @@ from sgpu.contract.spec import RunSpec, Tracking, new_run_id, read_spec
 from sgpu.contract.status import State, Status, read_status
 
 _FOLDER_SECONDS = 60.0
-_FORWARDER_SECONDS = 35.0
+_FORWARDER_SECONDS = 45.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,4 +163,5 @@ def _start_forwarder(run: RunDir) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            cwd=run.root,  # a user's mlflow.py must not become the forwarder's
         )
