@@ -111,9 +111,10 @@ class VolumeDataset(IterableDataset[str]):
         return self._of_stream() if self._run is None else self._of_run(self._run)
 
     def _of_run(self, run: Run) -> Iterator[str]:
-        for number in run.numbers:
+        paths = self.source.obtain_run(run.numbers)
+        while run.handed < len(run.numbers):
             run.handed += 1
-            yield self.source.obtain(number)
+            yield next(paths)
 
     def _of_stream(self) -> Iterator[str]:
         stream, streams = self._whose()

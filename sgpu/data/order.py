@@ -16,7 +16,6 @@ Indices = npt.NDArray[np.int64]
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
 _SMALL = 4096
-_LEAST_BITS = 8  # a network over fewer bits has too few round functions to reach all orders evenly
 
 
 def mix(*values: int) -> int:
@@ -64,15 +63,20 @@ def order(positions: Indices, *, samples: int, seed: int, epoch: int, shuffle: b
 
 @lru_cache(maxsize=8)
 def _whole(samples: int, key: int) -> Indices:
-    whole = _walk(np.arange(samples, dtype=np.uint64), samples, key).astype(np.int64)
+    """Small sets are sorted by a keyed hash: a network over so few bits would not reach all orders evenly."""
+    bits = np.arange(samples, dtype=np.uint64) ^ np.uint64(key)
+    with np.errstate(over="ignore"):
+        for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+            bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(factor)
+        bits = bits ^ (bits >> np.uint64(31))
+    whole = np.argsort(bits, kind="stable").astype(np.int64)
     whole.setflags(write=False)
     return whole
 
 
 def _walk(points: npt.NDArray[np.uint64], samples: int, key: int) -> npt.NDArray[np.uint64]:
     """Encrypts until every point lies inside [0, samples)."""
-    bits = max(_LEAST_BITS, (samples - 1).bit_length())
-    half = (bits + 1) // 2
+    half = ((samples - 1).bit_length() + 1) // 2
     keys = [np.uint64(mix(key, turn)) for turn in range(_ROUNDS)]
     found = _encrypt(points, half, keys)
     outside = np.flatnonzero(found.ravel() >= samples)
