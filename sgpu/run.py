@@ -142,7 +142,15 @@ class Run:
                 run_id=self.id,
                 rank=rank,
             )
-        return pickle.loads(outcome.result)
+        try:
+            return pickle.loads(outcome.result)
+        except Exception as error:
+            raise ResultError(
+                f"the return value of rank {rank} cannot be read here: {type(error).__name__}: {error}. The run itself "
+                f"succeeded ({self.path}); import in the notebook what the value is made of, or return plain values.",
+                run_id=self.id,
+                rank=rank,
+            ) from error
 
     def _error(self, status: Status) -> BaseException:
         failure = status.failure or {}

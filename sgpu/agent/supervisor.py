@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sgpu.agent import watchdog
 from sgpu.agent.failure import Failure, from_exit, from_outcome, root_cause
+from sgpu.agent.hangs import Hangs
 from sgpu.agent.network import ReservedPort, worker_environment
 from sgpu.agent.policy import Decision, Past, decide
-from sgpu.agent.suspicion import Suspicion
-from sgpu.agent.workers import Exit, WorkerHost, ZygoteLostError
+from sgpu.agent.workers import Exit, WorkerHost, ZygoteLostError, worker_name
 from sgpu.contract import records
 from sgpu.contract.clock import Clock
 from sgpu.contract.events import emit
@@ -30,7 +28,6 @@ _STOP_SECONDS = 5.0
 _COLLATERAL_WAIT_SECONDS = 0.25  # the rank that caused a lost connection is seen this much later at most
 _LINGER_SECONDS = 5.0  # a rank that wrote its result gets so long to leave
 _CANCEL_GRACE_SECONDS = 3.0
-_STACKS_SECONDS = 0.3  # ranks that can write their stacks have done so by then
 
 
 class Supervisor:
@@ -68,7 +65,7 @@ class Supervisor:
         self._events_offset = 0
         self._status_at = 0.0
         self._stopping: tuple[State, float] | None = None
-        self._suspicion: Suspicion | None = None
+        self._hangs = Hangs(run, host, clock, hang_seconds=spec.restarts.hang_seconds)
         self._started_at = clock.monotonic()
         self._port = ReservedPort()
 
@@ -119,7 +116,7 @@ class Supervisor:
         self._failures.clear()
         self._finished.clear()
         self._preempted.clear()
-        self._suspicion = None
+        self._hangs.begin(generation)
         for rank in range(self._spec.world_size):
             self._run.attempt(generation, rank).mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
@@ -143,7 +140,7 @@ class Supervisor:
                 master_port=self._port.port,
             )  # fmt: skip
             self._host.start(
-                _name(generation, rank), rank=rank, generation=generation, environment=environment,
+                worker_name(generation, rank), rank=rank, generation=generation, environment=environment,
                 log=self._run.log(generation, rank),
             )  # fmt: skip
         self._running = set(range(self._spec.world_size))
@@ -154,28 +151,16 @@ class Supervisor:
             if ended.name == f"store{self._generation}":
                 self._add_failure(self._lost("the rendezvous store ended"))
             for rank in list(self._running):
-                if ended.name == _name(self._generation, rank):
+                if ended.name == worker_name(self._generation, rank):
                     self._running.discard(rank)
                     self._judge(rank, ended.status)
         beats = self._page.beats()
         for rank, beat in enumerate(beats):
             if beat.state is WorkerState.FINISHED and beat.generation == self._generation:
                 self._judge(rank, None)
-        self._watch(beats)
-
-    def _watch(self, beats: Sequence[Beat]) -> None:
-        """A rank over its limit is suspected first: all write their stacks, and a moment later the blame is laid."""
-        now = self._clock.monotonic()
-        silence = watchdog.silent(beats, hang_seconds=self._spec.restarts.hang_seconds, now_ns=int(now * 1e9))
-        if silence is None or self._failures:
-            self._suspicion = None
-        elif self._suspicion is None:
-            for rank in self._running:
-                if beats[rank].state is not WorkerState.ABSENT:
-                    self._host.signal(_name(self._generation, rank), signal.SIGUSR2)
-            self._suspicion = Suspicion(self._run, self._generation, until=now + _STACKS_SECONDS)
-        elif now >= self._suspicion.until:
-            self._add_failure(self._suspicion.failure(silence, time=self._clock.wall()))
+        hang = self._hangs.look(beats, self._running) if not self._failures else None
+        if hang is not None:
+            self._add_failure(hang)
 
     def _judge(self, rank: int, status: int | None) -> None:
         """`status` None: the rank says that it is done, and its process may live on."""
@@ -189,7 +174,8 @@ class Supervisor:
         elif outcome is not None:
             self._add_failure(from_outcome(outcome))
         elif status is not None and self._stopping is None:
-            step = self._page.slot(rank).read().step
+            beat = self._page.slot(rank).read()
+            step = beat.step if beat.generation == self._generation else 0  # it may have ended before its first word
             self._add_failure(
                 from_exit(status, rank=rank, generation=self._generation, step=step, time=self._clock.wall())
             )
@@ -327,10 +313,6 @@ def _agreed_stop(beats: Sequence[Beat], seconds: float) -> int:
     furthest = max(beat.step for beat in beats)
     per_second = max((beat.step for beat in beats), default=0) / max(seconds, 1e-3)
     return furthest + 1 + math.ceil(per_second / 2)
-
-
-def _name(generation: int, rank: int) -> str:
-    return f"rank{rank}.g{generation}"
 
 
 def _described(failure: Failure, decision: Decision, attempts: int) -> dict[str, Any]:

@@ -53,11 +53,19 @@ class WorkerHost(Protocol):
     def signal(self, name: str, number: int) -> None:
         """Sends a signal to a worker, not to what it started."""
 
+    def stopped(self, name: str) -> bool:
+        """Whether a worker stands still by a signal (SIGSTOP)."""
+
     def stop_all(self, seconds: float) -> None:
         """Ends every worker, what it started, and every store; comes back when they are gone (or after `seconds`)."""
 
     def close(self) -> None:
         """Ends everything, the zygote too, and whatever workers left behind."""
+
+
+def worker_name(generation: int, rank: int) -> str:
+    """What a worker is started under."""
+    return f"rank{rank}.g{generation}"
 
 
 class ZygoteLostError(SgpuError):
@@ -157,6 +165,10 @@ class ZygoteHost:
         if pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
+
+    def stopped(self, name: str) -> bool:
+        pid = self._pids.get(name)
+        return pid is not None and process.state_of(pid) == "T"
 
     def stop_all(self, seconds: float) -> None:
         for pid in list(self._names):

@@ -72,6 +72,12 @@ def _stat(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[19])
 
 
+def state_of(pid: int) -> str | None:
+    """The kernel's letter: R, S, D, T (stopped), Z, ...; None where there is no such process."""
+    found = _stat(pid)
+    return found[0] if found is not None else None
+
+
 def parent_of(pid: int) -> int | None:
     try:
         text = pathlib.Path(f"/proc/{pid}/stat").read_text(errors="replace")

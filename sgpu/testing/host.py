@@ -27,6 +27,7 @@ class ScriptedHost:
         calls: what the supervisor asked for, in order: ("store", name), ("start", name), ("signal", name, number),
             ("stop_all",), ("reopen",), ("close",).
         generation: of the newest start.
+        standing_still: names of workers that a signal has stopped.
         failing_starts: how many of the next `open_store` calls raise ZygoteLostError.
     """
 
@@ -34,6 +35,7 @@ class ScriptedHost:
         self.calls: list[tuple[Any, ...]] = []
         self.generation = -1
         self.failing_starts = 0
+        self.standing_still: set[str] = set()
         self.environments: dict[str, Mapping[str, str]] = {}
         self.run, self.page, self.clock = run, page, clock
         self._turns = deque(turns)
@@ -74,6 +76,9 @@ class ScriptedHost:
 
     def signal(self, name: str, number: int) -> None:
         self.calls.append(("signal", name, number))
+
+    def stopped(self, name: str) -> bool:
+        return name in self.standing_still
 
     def stop_all(self, seconds: float) -> None:
         self.calls.append(("stop_all",))

@@ -49,10 +49,10 @@ def run_worker(root: pathlib.Path, rank: int, generation: int) -> None:
     run = RunDir(root)
     spec = read_spec(run)
     slot = Page(run.heartbeat).slot(rank)
-    slot.start(generation)
     with (run.attempt(generation, rank) / "stacks").open("wb") as stacks:
         faulthandler.enable(stacks, all_threads=True)
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True, chain=False)
+        slot.start(generation)  # from here on the supervisor may ask for stacks
         outcome = _call(run, spec, slot, rank, generation)
         outcome.write(run)
         slot.finish()

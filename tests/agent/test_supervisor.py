@@ -367,6 +367,47 @@ def test_a_hang_is_seen_blamed_and_survived(bench: Callable[..., Bench]) -> None
     assert str(run.run.stacks(0, 1)) in failure["message"]
 
 
+def test_a_slot_of_the_generation_before_is_no_hang(bench: Callable[..., Bench]) -> None:
+    """After a long wait, the new workers are slow to come up; what the old ones last said is old, and not theirs."""
+    run = bench(restarts=RestartPolicy(hang_seconds=5.0))
+    taken = []
+
+    def late(host: ScriptedHost) -> list[Any]:
+        assert not [call for call in host.calls if call[0] == "signal"]
+        for rank in (0, 1):
+            host.page.slot(rank).start(1)
+        taken.append(True)
+        return []
+
+    def slow_start(self: ScriptedHost, name: str, **facts: Any) -> None:
+        self.calls.append(("start", name))
+        self.generation = facts["generation"]
+
+    run.host.start = slow_start.__get__(run.host)  # type: ignore[method-assign]
+    for rank in (0, 1):
+        run.page.slot(rank).start(0)
+    status = run.supervise(
+        steps(7, 0, 1), dies(1, _SIGKILL), passes(100), passes(1), late, steps(8, 0, 1), returns(0, 1)
+    )
+    assert taken
+    assert (status.state, status.restarts) == ("SUCCEEDED", 1)
+
+
+def test_a_stopped_rank_hangs_wherever_it_is(bench: Callable[..., Bench]) -> None:
+    """It has not reached its loop, where nothing is promised; standing still is no set-up either."""
+    run = bench(restarts=RestartPolicy(hang_seconds=5.0))
+
+    def stops(host: ScriptedHost) -> list[Any]:
+        host.standing_still.add("rank1.g0")
+        return []
+
+    status = run.supervise(stops, passes(4), passes(2), passes(1), passes(1), returns(0, 1))
+    assert (status.state, status.restarts) == ("SUCCEEDED", 1)
+    failure = next(event for event in read_all(run.run.events) if event["kind"] == "failure")
+    assert (failure["rank"], failure["cause"]) == (1, "no step for 5 s")
+    assert "it wrote no stack: it is stopped" in failure["message"]
+
+
 def test_a_step_at_the_last_moment_clears_the_suspicion(bench: Callable[..., Bench]) -> None:
     run = bench(restarts=RestartPolicy(hang_seconds=5.0))
 
