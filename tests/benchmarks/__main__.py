@@ -26,9 +26,8 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(names())}; none: all")
     parser.add_argument("--quick", action="store_true")
     asked = parser.parse_args()
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
-    )
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}"
+    print(f"{machine}, Python {platform.python_version()}")
     for name in asked.names or names():
         module = importlib.import_module(f"tests.benchmarks.bench_{name}")
         print(f"\n## {name}: {(module.__doc__ or '').splitlines()[0]}")

@@ -42,8 +42,8 @@ def start_torchrun(folder: str, *, total: int, every: int) -> Started:
     began = time.time()
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "3",
-            "-m", "tests.benchmarks.jobs", folder, str(total), str(every),
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+            "--max-restarts", "3", "-m", "tests.benchmarks.jobs", folder, str(total), str(every),
         ],
         stdout=log, stderr=log, cwd=_ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
     )  # fmt: skip
