@@ -6,7 +6,6 @@ several k or each, from other random seeds and other initial weights.
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import pathlib
 import shutil
@@ -235,8 +234,8 @@ def train(case: Case, root: pathlib.Path, volume: pathlib.Path, *, seed: int) ->
     if isinstance(loader, DataLoader):
         loader.close()
     counters = {"step": loop.step, "epoch": loop.epoch, "updates": average.updates}
-    del loop, loader
-    gc.collect()  # torch's workers that live on end with their loader
+    if getattr(loader, "persistent_workers", False):
+        loader._iterator = None  # ends torch's workers now, and not when the loader happens to be collected
     return Trained(began_at=began_at, records=records, digest=digest(model, optimizer, average), counters=counters)
 
 
