@@ -69,7 +69,7 @@ class StopReasons:
 def _supervise(run: RunDir, spec: RunSpec, forwarder: Forwarder) -> Status:
     host = ZygoteHost(
         python=spec.python, run=run.root, environment=_environment(spec), log=run.agent_log,
-        spared=lambda: forwarder.pid,
+        spared=forwarder.pids,
     )  # fmt: skip
     host.open()
     forwarder.keep_running()

@@ -34,9 +34,8 @@ class Forwarder:
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment
             )
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+    def pids(self) -> list[int]:
+        return [self._process.pid] if self._process is not None else []
 
     def finish(self, seconds: float, *, generation: int) -> None:
         """Waits until all is written, `seconds` at most."""

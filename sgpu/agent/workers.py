@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -82,9 +82,9 @@ class ZygoteHost:
         run: pathlib.Path,
         environment: Mapping[str, str],
         log: pathlib.Path,
-        spared: Callable[[], int | None] = lambda: None,
+        spared: Callable[[], Iterable[int]] = tuple,
     ) -> None:
-        """`spared` tells the process that is none of the workers' and stays when strays are ended."""
+        """`spared` tells which other children of this process stay when strays are ended."""
         self._python = python
         self._spared = spared
         self._run = run
@@ -182,7 +182,7 @@ class ZygoteHost:
         self._end_strays()
 
     def _end_strays(self) -> None:
-        strays.end({pid for pid in (self._spared(), self._zygote.pid if self._zygote else None) if pid is not None})
+        strays.end([*self._spared(), *([self._zygote.pid] if self._zygote is not None else [])])
 
     def close(self) -> None:
         if self._zygote is None:
