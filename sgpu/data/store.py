@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
@@ -13,6 +14,8 @@ import fsspec
 from sgpu.contract.errors import FetchError, VolumeError
 from sgpu.data.order import mix
 from sgpu.data.remote import CHUNK_BYTES, Entry, changed, write_all
+
+_ASKING_THREADS = 32
 
 
 class FsspecVolume:
@@ -58,10 +61,28 @@ class FsspecVolume:
             found = filesystem.find(root, detail=True)
         except Exception as problem:
             raise VolumeError(f"volume {self.url} cannot be listed: {problem!r}", url=self.url) from problem
-        for name, facts in found.items():
+        files = {name: facts for name, facts in found.items() if facts.get("type", "file") == "file"}
+        unsized = [name for name, facts in files.items() if facts.get("size") is None]
+        if unsized:  # an HTTP server's page of links names the files only
+            with ThreadPoolExecutor(_ASKING_THREADS) as pool:
+                files.update(zip(unsized, pool.map(self._info, unsized), strict=True))
+        for name, facts in files.items():
             path = name[len(root) :].removeprefix("/")
-            if facts.get("type", "file") == "file" and path and not path.endswith("/"):
+            if path and not path.endswith("/"):
                 yield Entry(path, int(facts.get("size") or 0), stamp_of(facts), digest_of(facts))
+
+    def _info(self, name: str) -> dict[str, Any]:
+        try:
+            facts: dict[str, Any] = self._open()[0].info(name)
+        except Exception as problem:
+            raise VolumeError(f"{name} in volume {self.url} cannot be read: {problem!r}", url=self.url) from problem
+        if facts.get("size") is None:
+            raise VolumeError(
+                f"{name} in volume {self.url}: its size is not told, and without it no copy can be checked. Serve the "
+                "files with a Content-Length, or copy them to a folder or an object store.",
+                url=self.url,
+            )
+        return facts
 
     def copy(self, entry: Entry, descriptor: int) -> None:
         filesystem, root = self._open()
