@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.05
 _CANCEL_SECONDS = 30.0
 _DELIVERY_SECONDS = 15.0
+_DELIVERY_AFTER_FAILURE_SECONDS = 5.0  # whoever waits for an error, or has cancelled, waits for nothing else
 
 
 class Run:
@@ -86,7 +87,8 @@ class Run:
 
     def _delivering(self, status: Status) -> bool:
         """The workers are gone, and the agent still brings metrics to MLflow: worth a moment, not more."""
-        return self._agent_alive() and time.time() - (status.ended or status.updated) < _DELIVERY_SECONDS
+        most = _DELIVERY_SECONDS if status.state == "SUCCEEDED" else _DELIVERY_AFTER_FAILURE_SECONDS
+        return self._agent_alive() and time.time() - (status.ended or status.updated) < most
 
     def _agent_alive(self) -> bool:
         agent = process.read_process(self._dir.agent)
