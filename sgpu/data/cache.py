@@ -9,10 +9,12 @@ import os
 import pathlib
 import random
 import shutil
+import stat
 import tempfile
 import time
 import warnings
 import weakref
+import zlib
 from collections import deque
 from collections.abc import Iterator
 
@@ -22,7 +24,6 @@ from sgpu.contract.failpoint import failpoint
 from sgpu.data import living
 from sgpu.data.counters import Counters
 from sgpu.data.listing import Listing
-from sgpu.data.order import mix
 from sgpu.data.remote import Entry, Volume
 from sgpu.data.room import Room, is_disk_full
 
@@ -47,6 +48,7 @@ class Cache:
         self.volume, self.listing, self.folder = volume, listing, folder
         self.room, self.counters = room, counters
         self.private_kept = _PRIVATE_KEPT
+        self._locks, self._parts = f"{room.state}/locks", f"{room.state}/parts"
         self._made: set[str] = set()
         self._private: tuple[int, pathlib.Path, deque[str]] | None = None
         self._warned = False
@@ -78,7 +80,7 @@ class Cache:
         path = self.local(number)
         if self._is_here(path, number):
             return path
-        with self._only_one(number):
+        with self._only_one(path):
             if self._is_here(path, number):
                 self.counters.add(waits=1)
                 return path
@@ -96,7 +98,7 @@ class Cache:
         path = self.local(number)
         if self._is_here(path, number):
             return True
-        with self._only_one(number):
+        with self._only_one(path):
             if self._is_here(path, number):
                 return True
             entry = self.listing.entry(number)
@@ -111,10 +113,10 @@ class Cache:
             return True
 
     @contextlib.contextmanager
-    def _only_one(self, number: int) -> Iterator[None]:
+    def _only_one(self, path: str) -> Iterator[None]:
         """One process at a time for a file; after a deadline this one goes ahead alone (a mount may hang in open)."""
-        stripe = mix(number, *self.listing.id.encode()[:8]) % _STRIPES
-        descriptor = os.open(self.room.state / "locks" / str(stripe), os.O_RDWR | os.O_CREAT, 0o600)
+        stripe = zlib.crc32(os.fsencode(path)) % _STRIPES
+        descriptor = os.open(f"{self._locks}/{stripe}", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             deadline, pause = time.monotonic() + _WAIT_SECONDS, 0.001
             while time.monotonic() < deadline:
@@ -130,18 +132,19 @@ class Cache:
 
     def _bring(self, entry: Entry, path: str) -> str:
         """Fetches into the room that was reserved."""
-        part = self.room.state / "parts" / living.new_name()
+        part = f"{self._parts}/{living.new_name()}"
         try:
             self._download(entry, part)
             replaced = self._publish(part, path)
         except BaseException:
-            part.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
             self.room.release(entry.size_bytes)
             raise
         self.room.arrived(entry.size_bytes, replaced)
         return path
 
-    def _publish(self, part: pathlib.Path, path: str) -> int:
+    def _publish(self, part: str, path: str) -> int:
         """Puts a whole file into its place. Returns the size of the old version that it replaced."""
         folder = os.path.dirname(path)
         replaced = 0
@@ -149,7 +152,8 @@ class Cache:
             replaced = _make_folder(folder, self.folder)
             self._made.add(folder)
         with contextlib.suppress(FileNotFoundError):
-            replaced += os.lstat(path).st_size if not os.path.isdir(path) else _remove_tree(path)
+            status = os.lstat(path)
+            replaced += _remove_tree(path) if stat.S_ISDIR(status.st_mode) else status.st_size
         failpoint("data.publish")
         try:
             os.replace(part, path)
@@ -158,7 +162,7 @@ class Cache:
             os.replace(part, path)
         return replaced
 
-    def _download(self, entry: Entry, part: pathlib.Path) -> None:
+    def _download(self, entry: Entry, part: str) -> None:
         """Retries with full jitter; what cannot get better by waiting is not retried."""
         for attempt in range(_TRIES):
             try:
@@ -174,7 +178,7 @@ class Cache:
                 self.counters.add(downloads=1, downloaded_bytes=entry.size_bytes)
                 return
 
-    def _copy(self, entry: Entry, part: pathlib.Path) -> None:
+    def _copy(self, entry: Entry, part: str) -> None:
         descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             os.ftruncate(descriptor, entry.size_bytes)  # the part counts in full from its first byte
@@ -207,7 +211,7 @@ class Cache:
         path = alone / self.folder.name / entry.path  # labels are in the folders' names
         path.parent.mkdir(mode=0o700, parents=True)
         try:
-            self._download(entry, path)
+            self._download(entry, str(path))
         except OSError as problem:
             raise self._failed(entry, problem, 1) from problem
         held.append(str(alone))

@@ -111,7 +111,9 @@ class VolumeDataset(IterableDataset[str]):
         return self._of_stream() if self._run is None else self._of_run(self._run)
 
     def _of_run(self, run: Run) -> Iterator[str]:
-        paths = self.source.obtain_run(run.numbers)
+        worker = get_worker_info()
+        first = worker is None or worker.id == 0  # its batch is the first; the others' would compete with it
+        paths = self.source.obtain_run(run.numbers, gather=first)
         while run.handed < len(run.numbers):
             run.handed += 1
             yield next(paths)

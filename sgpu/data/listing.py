@@ -46,16 +46,16 @@ class Listing:
         self.url: str = head["url"]
         self.total_bytes: int = head["total_bytes"]
         count, at = head["files"], _up(len(_MAGIC) + 8 + head_bytes)
+        # as plain arrays: indexing a memmap object costs three times as much
         self._offsets, self.sizes, self.stamps = (
-            np.memmap(file, np.int64, "r", at + place * _column_bytes(count), (count + (place == 0),))
-            for place in range(3)
+            _mapped(file, np.int64, at + place * _column_bytes(count), (count + (place == 0),)) for place in range(3)
         )
         at += 3 * _column_bytes(count)
         self._digests: npt.NDArray[np.uint8] | None = None
         if head.get("digests"):
-            self._digests = np.memmap(file, np.uint8, "r", at, (count, _DIGEST_BYTES))
+            self._digests = _mapped(file, np.uint8, at, (count, _DIGEST_BYTES))
             at += _up(count * _DIGEST_BYTES)
-        self._names = np.memmap(file, np.uint8, "r", at, (max(1, head["names_bytes"]),))
+        self._names = _mapped(file, np.uint8, at, (max(1, head["names_bytes"]),))
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -82,6 +82,10 @@ class Listing:
 
     def entries(self) -> Iterator[Entry]:
         return map(self.entry, range(len(self)))
+
+
+def _mapped(file: pathlib.Path, kind: Any, offset: int, shape: tuple[int, ...]) -> Any:
+    return np.asarray(np.memmap(file, kind, "r", offset, shape))
 
 
 def _up(offset: int) -> int:

@@ -135,7 +135,7 @@ class LocalVolume:
         return Entry(path, status.st_size, status.st_mtime_ns // 1000)
 
     def copy(self, entry: Entry, descriptor: int) -> None:
-        source = os.open(os.path.join(self.url, entry.path), os.O_RDONLY)
+        source = os.open(f"{self.url}/{entry.path}", os.O_RDONLY)
         try:
             status = os.fstat(source)
             if (status.st_size, status.st_mtime_ns // 1000) != (entry.size_bytes, entry.stamp):

@@ -109,13 +109,15 @@ class Source:
     def obtain(self, number: int) -> str:
         return self.cache.obtain(number)
 
-    def obtain_run(self, numbers: Sequence[int]) -> Iterator[str]:
-        """Local paths one after the other. In a process' first run that misses, the rest comes at the same time.
+    def obtain_run(self, numbers: Sequence[int], gather: bool) -> Iterator[str]:
+        """Local paths one after the other.
 
-        (Later a fetcher is ahead; while it starts, one file after the other would cost a latency each.)
+        Args:
+            gather: in this process' first run that misses, let the rest come at the same time. (Later a fetcher is
+                ahead; while it starts, one file after the other would cost a latency each.)
         """
         for place, number in enumerate(numbers):
-            if self._cold and not self.cache.has(number):
+            if gather and self._cold and not self.cache.has(number):
                 self._cold = False
                 self._gather(numbers[place + 1 :])
             yield self.cache.obtain(number)
