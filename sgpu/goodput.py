@@ -26,7 +26,7 @@ HIGHEST_GOODPUT = 0.999
 _DAYS_A_YEAR = 365.0
 _SECONDS_A_DAY = 86400.0
 
-IntervalForm = Literal["young", "daly", "availability"]
+IntervalForm = Literal["young", "daly", "availability", "exact"]
 GoodputForm = Literal["exact", "first_order"]
 
 
@@ -99,7 +99,7 @@ def optimal_interval_seconds(
         form: "young": sqrt(2 stall MTBF). "daly": his refinement for stalls that are not small against the MTBF.
             "availability": sqrt(2 stall (MTBF + recovery)), which maximises the share of time that is kept,
             interval / (interval + stall) * MTBF / (MTBF + recovery + interval / 2): availability as the objective,
-            after arXiv 2410.18124.
+            after arXiv 2410.18124. "exact": the interval at which the exact form of `expected_goodput` is largest.
         recovery_seconds: detection and restart after a failure; only "availability" depends on it.
 
     Returns:
@@ -115,7 +115,9 @@ def optimal_interval_seconds(
         return math.sqrt(2 * stall_seconds * mtbf_seconds)
     if form == "availability":
         return math.sqrt(2 * stall_seconds * (mtbf_seconds + recovery_seconds))
-    _require(form == "daly", "form", '"young", "daly" or "availability"', form)
+    if form == "exact":
+        return mtbf_seconds * _best_share_of_mtbf(stall_seconds / mtbf_seconds)
+    _require(form == "daly", "form", '"young", "daly", "availability" or "exact"', form)
     if stall_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = stall_seconds / (2 * mtbf_seconds)
@@ -247,6 +249,17 @@ def simulate(
         goodput_high=_shown(shares[math.ceil(0.95 * (jobs - 1))]),
         failures=failures / jobs,
     )
+
+
+def _best_share_of_mtbf(stall: float) -> float:
+    """The x at which x / (exp(x + stall) - 1) is largest: where log(1 - x) + x + stall = 0, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(200):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if math.log1p(-middle) + middle + stall > 0 else (low, middle)
+    return high
 
 
 def _shown(share: float) -> float:

@@ -1,6 +1,6 @@
-"""Where a run is shown: feed (run folder to plain Snapshot), text, static HTML, widget.
+"""Where runs and plans are shown: plain data first, then text, static HTML, a widget.
 
-Names only: the widget needs anywidget, and nothing else here does.
+Names only: the widgets need anywidget, and nothing else here does.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sgpu.widgets.feed import Feed
+    from sgpu.widgets.planner import GoodputPlanner
+    from sgpu.widgets.planner_model import PlannerState, PlannerView
     from sgpu.widgets.run_view import RunView
     from sgpu.widgets.snapshot import Snapshot
     from sgpu.widgets.text import TextView, render
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Feed": "feed",
+    "GoodputPlanner": "planner",
+    "PlannerState": "planner_model",
+    "PlannerView": "planner_model",
     "RunView": "run_view",
     "Snapshot": "snapshot",
     "TextView": "text",
@@ -25,7 +30,10 @@ _HOME = {
     "show": "view",
 }
 
-__all__ = ["Feed", "RunView", "Snapshot", "TextView", "View", "render", "show"]
+__all__ = [
+    "Feed", "GoodputPlanner", "PlannerState", "PlannerView", "RunView", "Snapshot", "TextView", "View", "render",
+    "show",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-import pathlib
-import secrets
 import threading
-import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
-
-import anywidget
-import comm
-import traitlets
+from typing import Any
 
 from sgpu.contract.clock import Clock, SystemClock
 from sgpu.contract.errors import SgpuError
 from sgpu.contract.rundir import RunDir
 from sgpu.widgets import html
+from sgpu.widgets.channel import ChannelWidget, script, style
 from sgpu.widgets.feed import Feed
 from sgpu.widgets.follow import Follower
 from sgpu.widgets.messages import Messages
 from sgpu.widgets.snapshot import Snapshot
 from sgpu.widgets.words import whole
 
-_STATIC = pathlib.Path(__file__).parent / "static"
-_TARGET = "sgpu.run_view"
 _FULL_SECONDS = 1.0  # how often everything is told, as long as no browser has answered
 
 
-class RunView(anywidget.AnyWidget):
+class RunView(ChannelWidget):
     """Shows one run, live, until it is final; stays usable afterwards as long as the kernel lives.
 
     The browser answers with `hello` when it is up or has missed a message, through a channel that it opens itself if it
@@ -43,16 +35,13 @@ class RunView(anywidget.AnyWidget):
         SgpuError: there is no run in that folder.
     """
 
-    _esm = (_STATIC / "run_view.js").read_text(encoding="utf-8")
-    _css = (_STATIC / "run_view.css").read_text(encoding="utf-8")
-    key = traitlets.Unicode().tag(sync=True)
-    _views: ClassVar[weakref.WeakValueDictionary[str, RunView]] = weakref.WeakValueDictionary()
+    _esm = script("run_view")
+    _css = style("run_view")
 
     def __init__(
         self, run_dir: RunDir, *, on_stop: Callable[[], None] | None = None, clock: Clock | None = None
     ) -> None:
         self.feed = Feed(run_dir, clock=clock)
-        super().__init__(key=secrets.token_hex(8))
         self._on_stop = on_stop
         self._clock = clock or SystemClock()
         self._messages = Messages()
@@ -62,9 +51,7 @@ class RunView(anywidget.AnyWidget):
         self._last_full: float | None = None
         self._view_facts = {"stoppable": on_stop is not None, "stopping": False, "notice": "", "blocking": False}
         self._follower: Follower | None = None
-        self.on_msg(self._take)
-        self._views[self.key] = self
-        comm.get_comm_manager().register_target(_TARGET, _open_channel)
+        super().__init__()  # from here on messages may come
 
     def push(self, snapshot: Snapshot) -> None:
         """Sends what is new in `snapshot`."""
@@ -81,9 +68,7 @@ class RunView(anywidget.AnyWidget):
 
     def live_bundle(self) -> dict[str, Any]:
         """The display of the widget, with text for front ends that have none."""
-        found = super()._repr_mimebundle_()
-        data = found[0] if isinstance(found, tuple) else found
-        return {**(data or {}), **html.bundle(self._snapshot, charts=False)}
+        return {**self.widget_bundle(), **html.bundle(self._snapshot, charts=False)}
 
     def _repr_mimebundle_(self, **_options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Displayed by itself, the widget follows the run on its own and is not replaced at the end."""
@@ -107,8 +92,7 @@ class RunView(anywidget.AnyWidget):
         if message is not None:
             self.send(message)
 
-    def _take(self, _widget: object, content: Any, _buffers: object) -> None:
-        """A message from the browser; whatever it is, it is data."""
+    def take(self, content: Any) -> None:
         kind = content.get("kind") if isinstance(content, dict) else None
         if kind == "stop":
             self._stop()
@@ -143,13 +127,3 @@ class RunView(anywidget.AnyWidget):
         with self._lock:
             self._view_facts = {**self._view_facts, "stopping": stopping, "notice": notice}
             self._tell(full=False)
-
-
-def _open_channel(channel: Any, message: dict[str, Any]) -> None:
-    """A browser opens a second way in; it names its view by the key that only it was told."""
-    facts = message["content"]["data"]
-    view = RunView._views.get(str(facts.get("key"))) if isinstance(facts, dict) else None
-    if view is None:
-        channel.close()
-        return
-    channel.on_msg(lambda told: view._take(view, told["content"]["data"], None))

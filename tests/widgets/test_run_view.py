@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 
 from sgpu.contract.errors import SgpuError
-from sgpu.widgets import run_view
+from sgpu.widgets import channel
+from sgpu.widgets.channel import open_channel
 from sgpu.widgets.feed import Feed
 from sgpu.widgets.messages import Messages
-from sgpu.widgets.run_view import RunView, _open_channel
+from sgpu.widgets.run_view import RunView
+
+VIEWS = ("planner", "run_view")
 
 
 class Browser:
@@ -141,16 +144,16 @@ def test_a_browser_that_cannot_answer_is_told_everything_each_second(view: Any, 
 
 
 def test_a_browser_that_said_hello_gets_deltas(view: Any, run: Any) -> None:
-    view._take(view, {"kind": "hello"}, None)
+    view.take({"kind": "hello"})
     run.metrics(1, loss=1.0)
     view.push(view.feed.snapshot())
     assert [message["full"] for message in view.sent] == [True, False]
-    view._take(view, {"kind": "hello"}, None)
+    view.take({"kind": "hello"})
     assert view.sent[-1]["full"]
 
 
 def test_stop_calls_back_once_a_request_and_shows_it(view: Any) -> None:
-    view._take(view, {"kind": "stop"}, None)
+    view.take({"kind": "stop"})
     assert view.stops == ["stop"]
     assert view.sent[-1]["head"]["stopping"]
 
@@ -160,7 +163,7 @@ def test_a_stop_that_fails_is_told_and_can_be_tried_again(view: Any) -> None:
         raise SgpuError("the folder is read-only")
 
     view._on_stop = fail
-    view._take(view, {"kind": "stop"}, None)
+    view.take({"kind": "stop"})
     head = view.sent[-1]["head"]
     assert head["notice"] == "could not be stopped: the folder is read-only"
     assert not head["stopping"]
@@ -169,7 +172,7 @@ def test_a_stop_that_fails_is_told_and_can_be_tried_again(view: Any) -> None:
 def test_an_ended_run_is_not_stopped(view: Any, run: Any) -> None:
     run.status("SUCCEEDED", ended=run.created + 1)
     view.push(view.feed.snapshot())
-    view._take(view, {"kind": "stop"}, None)
+    view.take({"kind": "stop"})
     assert view.stops == []
 
 
@@ -179,7 +182,7 @@ def test_an_ended_run_is_not_stopped(view: Any, run: Any) -> None:
      {"kind": "watch", "log_rank": 99, "chart_rank": -1}, {"kind": "watch", "chart_rank": True}, {"kind": ["hello"]}],
 )  # fmt: skip
 def test_whatever_a_browser_sends_is_data(view: Any, content: Any) -> None:
-    view._take(view, content, None)
+    view.take(content)
     assert view.stops == []
     assert view._messages.chart_rank == 0
     assert view._messages.log_rank is None
@@ -199,12 +202,12 @@ class Channel:
 
 def test_the_second_channel_belongs_to_the_view_whose_key_it_names(view: Any) -> None:
     channel = Channel()
-    _open_channel(channel, {"content": {"data": {"key": view.key}}})
+    open_channel(channel, {"content": {"data": {"key": view.key}}})
     channel.callback({"content": {"data": {"kind": "stop"}}})
     assert view.stops == ["stop"]
     for facts in ({"key": "guess"}, {}, None):
         stranger = Channel()
-        _open_channel(stranger, {"content": {"data": facts}})
+        open_channel(stranger, {"content": {"data": facts}})
         assert stranger.closed
         assert stranger.callback is None
 
@@ -218,7 +221,7 @@ def test_the_display_reads_well_where_there_are_no_widgets(view: Any) -> None:
 
 def test_displayed_by_itself_it_follows_the_run_to_its_end(view: Any, run: Any) -> None:
     view._repr_mimebundle_()
-    view._take(view, {"kind": "hello"}, None)
+    view.take({"kind": "hello"})
     run.status("SUCCEEDED", step=5, ended=run.created + 1)
     followers = [thread for thread in threading.enumerate() if thread.name == "sgpu-view"]
     for thread in followers:
@@ -227,21 +230,22 @@ def test_displayed_by_itself_it_follows_the_run_to_its_end(view: Any, run: Any) 
     assert view.sent[-1]["head"]["final"]
 
 
-def test_the_scripts_are_shipped_and_ask_nobody_for_anything() -> None:
-    for content in (RunView._esm, RunView._css):
-        text = str(content)
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_scripts_are_shipped_and_ask_nobody_for_anything(view: str) -> None:
+    for text in (channel.script(view), channel.style(view)):
         assert len(text) > 5000
         for word in ("http://", "https://", "innerHTML", "eval(", "@import", "url(", "import("):
             found = [text[max(0, at - 40) : at + 40] for at in [text.find(word)] if at >= 0]
             assert word not in text or "w3.org" in found[0] or "https?" in found[0], found
 
 
-def test_the_bundle_was_built_from_the_sources_beside_it() -> None:
-    static = pathlib.Path(run_view.__file__).parent / "static"
+@pytest.mark.parametrize("view", VIEWS)
+def test_the_bundle_was_built_from_the_sources_beside_it(view: str) -> None:
+    static = pathlib.Path(channel.__file__).parent / "static"
     sources = sorted(path for path in (static / "src").iterdir() if path.suffix in (".js", ".css"))
     mark = hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:16]
-    for content in (RunView._esm, RunView._css):
-        assert str(content).startswith(f"/* sources {mark};"), "run: npm install --no-package-lock && npm run build"
+    for text in (channel.script(view), channel.style(view)):
+        assert text.startswith(f"/* sources {mark};"), "run: npm install --no-package-lock && npm run build"
     assert "Leon Sorokin" in (static / "uplot-LICENSE.txt").read_text()
 
 
@@ -254,13 +258,13 @@ def test_whoever_stops_a_run_may_wait_for_the_thread_that_shows_it(view: Any) ->
         view.stops.append("stop")
 
     view._on_stop = wait_for_a_refresh
-    view._take(view, {"kind": "stop"}, None)
+    view.take({"kind": "stop"})
     assert view.stops == ["stop"]
 
 
 def test_naming_the_package_loads_no_ui_and_no_torch() -> None:
     code = (
-        "import sys, sgpu.widgets as w; w.show; w.Feed; w.TextView; w.render; "
+        "import sys, sgpu.widgets as w; w.show; w.Feed; w.GoodputPlanner; w.PlannerState; w.TextView; w.render; "
         "print([m for m in ('IPython', 'anywidget', 'ipywidgets', 'mlflow', 'torch') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

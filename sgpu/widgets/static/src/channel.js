@@ -1,7 +1,7 @@
 // How a view talks to its kernel. A widget's own messages wait until the running cell is done, and the cell that shows
 // a run blocks until the run has ended. Where the kernel has subshells (JupyterLab 4.4, ipykernel 7) a second channel,
 // opened from here, is heard meanwhile; elsewhere a blocking cell can at least be interrupted.
-const TARGET = "sgpu.run_view";
+const TARGET = "sgpu.view";
 const OPEN_MILLISECONDS = 5000;
 
 export class Channel {

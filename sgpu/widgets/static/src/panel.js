@@ -4,6 +4,7 @@ import { freshId, h, setShown, setText } from "./dom.js";
 import { LogPanel } from "./logs.js";
 import { StopButton } from "./stop.js";
 import { Tabs } from "./tabs.js";
+import { Theme } from "./theme.js";
 
 const SIGNS = { STARTING: "◌", RUNNING: "●", RESTARTING: "↻", SUCCEEDED: "✓", FAILED: "✕", CANCELLED: "■", PREEMPTED: "■", LOST: "✕" };
 const LEVEL_SIGNS = { detail: "·", info: "•", good: "✓", warning: "▲", error: "✕" };
@@ -30,7 +31,7 @@ export class RunPanel {
     this.root = h("div", { class: "sgpu-run", "data-lm-suppress-shortcuts": "true" }, this.waiting, this.body);
     parent.append(this.root);
     this.forget = store.listen((changed) => this.update(changed));
-    this.watchTheme();
+    this.theme = new Theme(this.root, () => this.charts.redraw());
     this.update(new Set(["head", "marks", "series", "events", "log"]));
   }
 
@@ -162,50 +163,11 @@ export class RunPanel {
         h("span", { class: "sgpu-event-text" }, event.text))));
   }
 
-  // Colours of canvases do not follow a change of theme by themselves.
-  watchTheme() {
-    const redraw = () => {
-      const dark = isDark(this.root);
-      if (dark === this.dark) return;
-      this.dark = dark;
-      this.root.classList.toggle("sgpu-dark", dark);
-      this.charts.redraw();
-    };
-    this.themes = new MutationObserver(redraw);
-    const options = { attributes: true, attributeFilter: ["class", "style", "theme", "data-jp-theme-light", "data-jp-theme-name", "data-vscode-theme-kind"] };
-    for (const element of [document.body, document.documentElement]) this.themes.observe(element, options);
-    this.scheme = matchMedia("(prefers-color-scheme: dark)");
-    this.scheme.addEventListener("change", redraw);
-    this.redraw = redraw;
-    // The first size is known when the view has come into the page, and only then what is around it.
-    this.arrival = new ResizeObserver(redraw);
-    this.arrival.observe(this.root);
-    redraw();
-  }
-
   remove() {
     this.forget();
-    this.themes.disconnect();
-    this.arrival.disconnect();
-    this.scheme.removeEventListener("change", this.redraw);
+    this.theme.remove();
     this.stop.remove();
     this.charts.remove();
     this.root.remove();
   }
-}
-
-// What the host says of its theme decides; where it says nothing, the colour behind us does; then the system.
-function isDark(element) {
-  const { jpThemeLight, vscodeThemeKind } = document.body.dataset;
-  if (jpThemeLight) return jpThemeLight === "false";
-  if (vscodeThemeKind) return vscodeThemeKind.includes("dark") || vscodeThemeKind === "vscode-high-contrast";
-  const named = document.documentElement.getAttribute("theme");
-  if (named) return named === "dark";
-  for (let at = element.parentElement; at; at = at.parentElement) {
-    const match = getComputedStyle(at).backgroundColor.match(/rgba?\((\d+),\s*(\d+),\s*(\d+)(?:,\s*([\d.]+))?\)/);
-    if (!match || match[4] === "0") continue;
-    const [red, green, blue] = match.slice(1, 4).map(Number);
-    return 0.299 * red + 0.587 * green + 0.114 * blue < 128;
-  }
-  return matchMedia("(prefers-color-scheme: dark)").matches;
 }
