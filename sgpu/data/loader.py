@@ -12,7 +12,7 @@ import torch.utils.data
 
 from sgpu import runtime
 from sgpu.contract.errors import DataError, InputError
-from sgpu.data import living
+from sgpu.data import living, together
 from sgpu.data.ahead import Follower
 from sgpu.data.cache import private_root
 from sgpu.data.choose import choose_pipeline
@@ -45,6 +45,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Args:
         seed: of the order; None: the volume's, or the generator's, or the run's, or 0.
         one_to_one: False for an iterable data set around a volume that does not give one sample a file.
+        stop_together: where the batches of an iterable data set cannot be counted, all ranks end an epoch when the
+            first of them runs out (a small collective at each batch). False if not all ranks iterate this loader.
 
     Raises:
         InputError: arguments that cannot work. What torch itself refuses it refuses as ever.
@@ -72,6 +74,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         in_order: bool = True,
         seed: int | None = None,
         one_to_one: bool | None = None,
+        stop_together: bool = True,
     ) -> None:
         if num_workers is None:
             num_workers = default_workers()
@@ -96,6 +99,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             shuffle=bool(shuffle), seed=seed, one_to_one=one_to_one, workers=num_workers,
             workers_live_on=self._lives_on,
         )  # fmt: skip
+        self._stops_together = stop_together and self._pipeline.settles
         self._meter = Meter()
         self._inner: torch.utils.data.DataLoader[Envelope] | None = None
         self._pass = self._version = 0
@@ -155,7 +159,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             raise StopIteration
         if current is None or current.version != self._version:
             current = self._begin()
+        epoch = self._pipeline.epoch
         envelope = self._next_batch(current)
+        if self._stops_together and together.is_needed():
+            envelope = self._agree(envelope, epoch)
         if envelope is None:
             self._current = None
             raise StopIteration
@@ -177,6 +184,18 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             elif self._pipeline.accept(envelope):
                 return envelope
         current.finish(drain=not self._pipeline.settles)
+        return None
+
+    def _agree(self, envelope: Envelope | None, epoch: int) -> Envelope | None:
+        short = together.ranks_without(envelope is not None, epoch)
+        if not short or envelope is None:
+            return envelope
+        warnings.warn(
+            f"the data of rank {', '.join(map(str, short))} ended first in epoch {epoch}; all ranks stop there, and "
+            "the rest of this epoch is left out. Give all ranks equally many batches.",
+            stacklevel=4,
+        )
+        self._pipeline.set_epoch(epoch + 1)
         return None
 
     # ---- position

@@ -32,6 +32,15 @@ class Pass:
             return envelope if envelope is not None else next(self._source, None)
         except BaseException as problem:
             self._failed = True
+            if (
+                self._remote
+                and isinstance(problem, EOFError | ConnectionError)
+                and not str(problem).startswith("Caught")
+            ):
+                raise DataError(
+                    "a worker process of the loader died while it sent a batch: killed, or out of memory. Look at the "
+                    "machine's memory, or use fewer workers."
+                ) from problem.with_traceback(None)
             if self._remote:  # torch's frames tell nothing, and a traceback that holds them keeps the workers alive
                 raise problem.with_traceback(None)  # noqa: B904
             raise

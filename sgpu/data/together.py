@@ -1,0 +1,38 @@
+"""Ranks whose data cannot be counted stop together, when the first of them runs out.
+
+Else the ranks with more data would wait in their next collective until it times out.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from sgpu.contract.errors import PositionError
+
+
+def is_needed() -> bool:
+    """Whether there are other ranks to agree with."""
+    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def ranks_without(has_batch: bool, epoch: int) -> list[int]:
+    """A collective: which ranks have no batch for this step.
+
+    Raises:
+        PositionError: the ranks are in different epochs.
+    """
+    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    mine = torch.tensor([int(has_batch), epoch], device=device)
+    gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, mine)
+    told = [(bool(has), int(at)) for has, at in (row.tolist() for row in gathered)]
+    epochs = {at for _, at in told}
+    if len(epochs) > 1:
+        each = ", ".join(f"rank {rank} in epoch {at}" for rank, (_, at) in enumerate(told))
+        raise PositionError(
+            f"the ranks' data are in different epochs: {each}. The state was saved just where the data of some "
+            "ranks had ended and that of others had not; resume from an earlier checkpoint.",
+            epochs=[at for _, at in told],
+        )  # fmt: skip
+    return [rank for rank, (has, _) in enumerate(told) if not has]
