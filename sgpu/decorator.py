@@ -129,7 +129,11 @@ class DistributedFunction:
         spec.write(run)
         if spec.accelerator == "cpu":
             print(f"sgpu: no GPU here; {spec.world_size} worker(s) on the CPU with gloo (run {spec.id})", flush=True)
-        backend.start(spec, run)
+        try:
+            backend.start(spec, run)
+        except BaseException:  # an interrupt in the middle: whatever has started already ends at once
+            run.cancel.touch(mode=0o600)
+            raise
         return Run(run)
 
     @property

@@ -119,6 +119,8 @@ class Supervisor:
         self._hangs.begin(generation)
         for rank in range(self._spec.world_size):
             self._run.attempt(generation, rank).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not self._host_ready():
+            return
         try:
             self._start_workers(generation)
         except ZygoteLostError as error:
@@ -129,6 +131,15 @@ class Supervisor:
             self._status, state="RUNNING" if generation == 0 else "RESTARTING", generation=generation
         )
         self._write_status(force=True)
+
+    def _host_ready(self) -> bool:
+        """Waits for the host, which may be importing; False where the run is to end, or the host is lost, before."""
+        while not self._host.ready():
+            self._wait()
+            self._write_status()
+            if self._failures or self._stop_reason() is not None or self._out_of_time():
+                return False
+        return True
 
     def _start_workers(self, generation: int) -> None:
         self._port.close()

@@ -31,13 +31,16 @@ class Exit:
 
 
 class WorkerHost(Protocol):
-    """Order of calls: open, then per generation open_store, start ..., wait ..., stop_all; close at the end."""
+    """Order of calls: open, then per generation wait until ready, open_store, start ..., wait ..., stop_all; close."""
 
     def open(self) -> None:
         """Makes ready to start workers; returns at once."""
 
     def reopen(self) -> None:
         """Makes ready again after ZygoteLostError."""
+
+    def ready(self) -> bool:
+        """Whether what is started now starts at once."""
 
     def open_store(self, name: str) -> int:
         """Starts a store for a generation; its port. Raises ZygoteLostError."""
@@ -97,6 +100,7 @@ class ZygoteHost:
         self._names: dict[int, str] = {}
         self._pids: dict[str, int] = {}
         self._exits: list[Exit] = []
+        self._ready = False
         self._selector = selectors.DefaultSelector()
 
     def open(self) -> None:
@@ -123,8 +127,12 @@ class ZygoteHost:
         self._names.clear()
         self._pids.clear()
         self._exits.clear()
+        self._ready = False
         self._selector = selectors.DefaultSelector()
         self.open()
+
+    def ready(self) -> bool:
+        return self._ready
 
     def open_store(self, name: str) -> int:
         self._send({"op": "store", "id": name, "log": str(self._log)})
@@ -215,7 +223,8 @@ class ZygoteHost:
 
     def _lost(self) -> ZygoteLostError:
         status = self._zygote.wait() if self._zygote is not None else None
-        return ZygoteLostError(f"the process that starts workers ended (exit status {status}); see {self._log}")
+        said = f" with {_last_line(self._log)!r}" if status is not None and status > 0 else ""
+        return ZygoteLostError(f"the process that starts workers ended (exit status {status}){said}; see {self._log}")
 
     def _await(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """Reads on until the wanted reply; keeps account of what comes before it."""
@@ -240,6 +249,8 @@ class ZygoteHost:
         if reply["event"] == "started":
             self._names[reply["pid"]] = reply["id"]
             self._pids[reply["id"]] = reply["pid"]
+        elif reply["event"] == "ready":
+            self._ready = True
         elif reply["event"] == "exited":
             name = self._names.pop(reply["pid"], None)
             if name is not None:
@@ -261,3 +272,8 @@ def _end_rest_of_group(pid: int) -> None:
     """What an ended worker started and left; its own pid may be another process's by now."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _last_line(log: pathlib.Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1][-300:] if lines else ""

@@ -28,6 +28,7 @@ class ScriptedHost:
             ("stop_all",), ("reopen",), ("close",).
         generation: of the newest start.
         standing_still: names of workers that a signal has stopped.
+        importing: not ready to start anything yet.
         failing_starts: how many of the next `open_store` calls raise ZygoteLostError.
     """
 
@@ -35,6 +36,7 @@ class ScriptedHost:
         self.calls: list[tuple[Any, ...]] = []
         self.generation = -1
         self.failing_starts = 0
+        self.importing = False
         self.standing_still: set[str] = set()
         self.environments: dict[str, Mapping[str, str]] = {}
         self.run, self.page, self.clock = run, page, clock
@@ -48,6 +50,9 @@ class ScriptedHost:
 
     def reopen(self) -> None:
         self.calls.append(("reopen",))
+
+    def ready(self) -> bool:
+        return not self.importing
 
     def open_store(self, name: str) -> int:
         self.calls.append(("store", name))

@@ -254,6 +254,26 @@ def test_the_store_lost(bench: Callable[..., Bench]) -> None:
     assert (failure["rank"], failure["message"]) == (None, "the rendezvous store ended")
 
 
+def test_cancelled_while_torch_is_imported(bench: Callable[..., Bench]) -> None:
+    run = bench()
+    run.host.importing = True
+    status = run.supervise(passes(1), run.asks("cancel"))
+    assert status.state == "CANCELLED"
+    assert run.starts() == []
+
+
+def test_workers_wait_for_a_slow_import(bench: Callable[..., Bench]) -> None:
+    run = bench()
+    run.host.importing = True
+
+    def imported(host: ScriptedHost) -> list[Any]:
+        host.importing = False
+        return []
+
+    status = run.supervise(passes(50), imported, returns(0, 1))
+    assert status.state == "SUCCEEDED"
+
+
 def test_cancelled_before_the_loop_ends_at_once(bench: Callable[..., Bench]) -> None:
     run = bench()
     before = run.clock.monotonic()

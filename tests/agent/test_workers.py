@@ -175,14 +175,16 @@ def test_what_a_zygote_does(host: ZygoteHost, run: RunDir, tmp_path: pathlib.Pat
     assert host.open_store("store3") > 0
 
 
-def test_a_zygote_that_cannot_start_is_lost(run: RunDir) -> None:
+def test_a_zygote_that_cannot_start_tells_why(run: RunDir, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.12: cannot open shared object file')\n")
     others = process.descendants(os.getpid())
     host = ZygoteHost(
-        python="/bin/false", run=run.root, environment=dict(os.environ), log=run.agent_log, spared=lambda: others
-    )
+        python=sys.executable, run=run.root, environment={**os.environ, "PYTHONPATH": str(tmp_path)},
+        log=run.agent_log, spared=lambda: others,
+    )  # fmt: skip
     host.open()
     try:
-        with pytest.raises(ZygoteLostError, match=r"ended \(exit status 1\)"):
+        with pytest.raises(ZygoteLostError, match=r"ended \(exit status 1\) with .*libcudart\.so\.12: cannot open"):
             host.open_store("store0")
     finally:
         host.close()

@@ -17,6 +17,9 @@ import sgpu
 from sgpu import RestartPolicy, Run, distributed
 from sgpu.contract import process
 from sgpu.contract.errors import AgentLostError, InputError, RunCancelledError, RunError
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec
+from sgpu.launch.local import Local
 
 pytestmark = pytest.mark.slow
 
@@ -306,6 +309,26 @@ def _zygote_of(agent: int) -> int:
 def _store_of(zygote: int) -> int:
     """The child of the zygote that is no worker: it was forked first."""
     return min(pid for pid in process.descendants(zygote) if process.parent_of(pid) == zygote)
+
+
+def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing(members: Members) -> None:
+    class Interrupted(Local):
+        def start(self, spec: RunSpec, run: RunDir) -> None:
+            super().start(spec, run)
+            raise KeyboardInterrupt
+
+    @distributed(gpus=2, on=Interrupted())
+    def sleeps() -> None:
+        import time
+
+        time.sleep(10_000)
+
+    with pytest.raises(KeyboardInterrupt):
+        sleeps.submit()
+    (run,) = sgpu.runs()
+    assert run.wait(60) == "CANCELLED"
+    assert members(run) == []
+    assert "generation_started" not in [event["kind"] for event in run.events()], "no worker was started for it"
 
 
 def test_import_is_light() -> None:
