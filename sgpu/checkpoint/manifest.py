@@ -13,14 +13,14 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from sgpu.checkpoint import checksum, names
+from sgpu.checkpoint import checksum, collector, names
 from sgpu.contract.errors import CheckpointCorruptError
 
 FORMAT = "sgpu.checkpoint/1"
 _HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
     """One saved object inside a file.
 
@@ -86,7 +86,11 @@ class Manifest:
                 path=where,
                 file=names.MANIFEST,
             )
-        value = json.loads(content)
+        with collector.paused():
+            return cls._from_json(json.loads(content), where)
+
+    @classmethod
+    def _from_json(cls, value: dict[str, Any], where: str) -> Manifest:
         if value.get("format") != FORMAT:
             raise CheckpointCorruptError(
                 f"{where}/{names.MANIFEST}: expected format {FORMAT!r}, found {value.get('format')!r}. "

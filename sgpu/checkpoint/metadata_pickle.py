@@ -6,13 +6,14 @@ made for one reading: nothing of torch is called, nor can its classes be altered
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sgpu.checkpoint import names
+from sgpu.checkpoint import collector, names
 from sgpu.contract.errors import CheckpointCorruptError, UnsafeCheckpointError
 
 OUR_SAVE_ID = "sgpu/1"
@@ -33,7 +34,7 @@ _DTYPE_PREFIXES = ("float", "bfloat", "int", "uint", "complex", "bool", "double"
 Box = tuple[int, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Chunk:
     """A part of a tensor: where it begins in the whole, and its extent."""
 
@@ -41,7 +42,7 @@ class Chunk:
     sizes: Box
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TensorInfo:
     """`dtype` without "torch."."""
 
@@ -50,7 +51,7 @@ class TensorInfo:
     chunks: tuple[Chunk, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
     """Where one item lies."""
 
@@ -79,6 +80,8 @@ class CheckpointIndex:
 class _Record:
     """Stands for a dataclass of torch; takes any state, does nothing."""
 
+    __slots__ = ("arguments", "state")
+
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments
         self.state: Any = None
@@ -91,7 +94,7 @@ class _Record:
 
 
 def _stand_in(name: str) -> type[_Record]:
-    return type(name, (_Record,), {})
+    return type(name, (_Record,), {"__slots__": ()})
 
 
 class _Unpickler(pickle.Unpickler):
@@ -147,7 +150,8 @@ def parse(content: bytes, where: str) -> CheckpointIndex:
         CheckpointCorruptError: it is not a DCP metadata record.
     """
     try:
-        return _to_index(_Unpickler(content, where).load())
+        with collector.paused():
+            return _to_index(_Unpickler(content, where).load())
     except UnsafeCheckpointError:
         raise
     except (
@@ -167,16 +171,18 @@ def _to_index(root: Any) -> CheckpointIndex:
     tensors: dict[str, TensorInfo] = {}
     objects = set()
     for name, record in _dict(root.get("state_dict_metadata")).items():
-        if _kind(record) == "TensorStorageMetadata":
+        kind = _kind(record)
+        if kind == "TensorStorageMetadata":
             tensors[_str(name)] = _tensor(record)
         else:
-            _expect(_kind(record) == "BytesStorageMetadata", "a tensor's or an object's record", record)
+            _expect(kind == "BytesStorageMetadata", "a tensor's or an object's record", record)
             objects.add(_str(name))
     places = {}
     for index, record in _dict(root.get("storage_data")).items():
         _expect(_kind(index) == "MetadataIndex" and _kind(record) == "_StorageInfo", "a storage record", record)
-        offsets = index.get("offset")
-        places[(_str(index.get("fqn")), None if offsets is None else _box(offsets))] = _place(record)
+        key = _dict(index.state)
+        offsets = key.get("offset")
+        places[(_str(key.get("fqn")), None if offsets is None else _box(offsets))] = _place(_dict(record.state))
     meta = root.get("storage_meta")
     save_id = meta.get("save_id") if _kind(meta) == "StorageMeta" else None
     version = root.get("version")
@@ -191,31 +197,42 @@ def _to_index(root: Any) -> CheckpointIndex:
 
 
 def _tensor(record: _Record) -> TensorInfo:
-    properties = record.get("properties")
+    facts = _dict(record.state)
+    properties: Any = facts.get("properties")
+    chunks: Any = facts.get("chunks")
     _expect(_kind(properties) == "TensorProperties", "a tensor's properties", properties)
-    state = properties.state
-    dtype = _str(state[0] if isinstance(state, tuple) else _dict(state)["dtype"])
-    _expect(dtype.startswith("dtype "), "a dtype", dtype)
-    chunks = record.get("chunks")
     _expect(isinstance(chunks, list), "a list of chunks", chunks)
-    return TensorInfo(
-        dtype=dtype.removeprefix("dtype "), shape=_box(record.get("size")), chunks=tuple(map(_chunk, chunks))
-    )
+    state = properties.state
+    dtype = _dtype(state[0] if isinstance(state, tuple) else _dict(state)["dtype"])
+    return TensorInfo(dtype=dtype, shape=_box(facts.get("size")), chunks=tuple([_chunk(chunk) for chunk in chunks]))
+
+
+@functools.lru_cache(maxsize=64)
+def _dtype(value: Any) -> str:
+    _expect(_str(value).startswith("dtype "), "a dtype", value)
+    return str(value).removeprefix("dtype ")
 
 
 def _chunk(record: Any) -> Chunk:
     _expect(_kind(record) == "ChunkStorageMetadata", "a chunk", record)
-    return Chunk(offsets=_box(record.get("offsets")), sizes=_box(record.get("sizes")))
+    facts = _dict(record.state)
+    return Chunk(offsets=_box(facts.get("offsets")), sizes=_box(facts.get("sizes")))
 
 
-def _place(record: _Record) -> Place:
-    file, offset, length = _str(record.get("relative_path")), record.get("offset"), record.get("length")
+def _place(facts: dict[Any, Any]) -> Place:
+    offset, length, transforms = facts.get("offset"), facts.get("length"), facts.get("transform_descriptors")
+    if not (isinstance(offset, int) and isinstance(length, int) and offset >= 0 and length >= 0):
+        raise ValueError(f"expected an offset and a length, found {str((offset, length))[:80]!r}")
+    _expect(not transforms, "data without transforms", transforms)
+    return Place(file=_file(facts.get("relative_path")), offset=offset, size_bytes=length)
+
+
+@functools.lru_cache(maxsize=1024)
+def _file(value: Any) -> str:
+    file = _str(value)
     inside = not file.startswith("/") and ".." not in file.split("/") and "\\" not in file
     _expect(inside, "a file inside the checkpoint's folder", file)
-    whole = all(isinstance(value, int) and value >= 0 for value in (offset, length))
-    _expect(whole, "an offset and a length", (offset, length))
-    _expect(not record.get("transform_descriptors"), "data without transforms", record.get("transform_descriptors"))
-    return Place(file=file, offset=offset, size_bytes=length)
+    return file
 
 
 def _paths(value: Any) -> dict[str, tuple[str | int, ...]]:
@@ -248,7 +265,9 @@ def _str(value: Any) -> str:
     return str(value)
 
 
+@functools.lru_cache(maxsize=4096)
 def _box(value: Any) -> Box:
+    """Few shapes are different: each is checked once, and what equals it is it."""
     ok = isinstance(value, tuple) and all(isinstance(part, int) and part >= 0 for part in value)
     _expect(ok, "a shape", value)
-    return tuple(value)
+    return tuple(int(part) for part in value)
