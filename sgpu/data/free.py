@@ -50,6 +50,9 @@ class Free:
             f"{type(self.dataset).__name__} does not tell how many batches it gives; iterate the loader to its end"
         )
 
+    def left(self) -> int | None:
+        return None
+
     def rewind(self) -> None:
         told = {volume.epoch for volume in self.volumes} - {self.epoch}
         if told:  # the user told the data set itself

@@ -23,6 +23,7 @@ _MAGIC = b"SGPULIST"
 _ALIGN = 64
 _DIGEST_BYTES = 16
 _KEPT = 16
+_KEPT_POINTERS = 64
 _LONGEST_NAME_BYTES = 240  # a local file system takes 255
 
 
@@ -135,8 +136,9 @@ def _forget_old(folder: pathlib.Path) -> None:
         except FileNotFoundError:
             return 0.0
 
-    for file in sorted(folder.glob("*.listing"), key=age)[:-_KEPT]:
-        file.unlink(missing_ok=True)
+    for pattern, kept in (("*.listing", _KEPT), ("run-*.json", _KEPT_POINTERS)):
+        for file in sorted(folder.glob(pattern), key=age)[:-kept]:
+            file.unlink(missing_ok=True)
 
 
 def list_volume(volume: Volume, pattern: str) -> list[Entry]:

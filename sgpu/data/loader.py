@@ -231,6 +231,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if self._pipeline.settles:
             self._drop_inner()
 
+    def batches_left(self) -> int | None:
+        """Batches from here to the end of the present epoch on this rank.
+
+        After a position that another world size or batch size had reached, it is not `len(loader)` less those done.
+        None where nobody knows better than that.
+        """
+        return self._pipeline.left()
+
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration; of the present epoch nothing changes, also not what is done of it."""
         if isinstance(epoch, bool) or not isinstance(epoch, int) or epoch < 0:

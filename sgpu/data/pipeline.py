@@ -69,6 +69,9 @@ class Pipeline(Protocol):
     def steps(self) -> int:
         """Batches of a whole epoch. TypeError where nobody knows."""
 
+    def left(self) -> int | None:
+        """Batches from the position to the end of its epoch; None where it is what `steps` leaves after those counted."""
+
     def ran_out(self) -> None:
         """The workers ended: the next epoch is due, or it is an error."""
 

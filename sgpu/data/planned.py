@@ -49,6 +49,9 @@ class Planned:
     def steps(self) -> int:
         return self.plan().steps
 
+    def left(self) -> int | None:
+        return self.plan(self._cursor).steps
+
     def rewind(self) -> None:
         if self.volume is not None and self.volume.epoch != self.epoch:  # the user told the data set itself
             self.set_epoch(self.volume.epoch)

@@ -30,6 +30,9 @@ class Sampled:
     def steps(self) -> int:
         return len(self.sampler)
 
+    def left(self) -> int | None:
+        return None
+
     def rewind(self) -> None:
         self._done, self.ended = self._start, False
 
