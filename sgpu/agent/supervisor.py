@@ -12,6 +12,7 @@ from sgpu.agent.failure import Failure, from_exit, from_outcome, root_cause
 from sgpu.agent.hangs import Hangs
 from sgpu.agent.network import ReservedPort, worker_environment
 from sgpu.agent.policy import Decision, Past, decide
+from sgpu.agent.recovery import Recovery
 from sgpu.agent.workers import Exit, WorkerHost, ZygoteLostError, worker_name
 from sgpu.contract import records
 from sgpu.contract.clock import Clock
@@ -66,6 +67,7 @@ class Supervisor:
         self._status_at = 0.0
         self._stopping: tuple[State, float] | None = None
         self._hangs = Hangs(run, host, clock, hang_seconds=spec.restarts.hang_seconds)
+        self._recovery = Recovery(run)
         self._started_at = clock.monotonic()
         self._port = ReservedPort()
 
@@ -169,6 +171,11 @@ class Supervisor:
         for rank, beat in enumerate(beats):
             if beat.state is WorkerState.FINISHED and beat.generation == self._generation:
                 self._judge(rank, None)
+        if self._recovery.pending:
+            self._read_commits()
+            self._recovery.look(
+                beats, generation=self._generation, committed_step=self._committed_step, now=self._clock.monotonic()
+            )
         hang = self._hangs.look(beats, self._running) if not self._failures else None
         if hang is not None:
             self._add_failure(hang)
@@ -222,6 +229,7 @@ class Supervisor:
         if decision.action == "stop":
             self._fail(failure, decision)
             return
+        self._recovery.begin(failed_at=self._first_failure_at, beats=self._page.beats())
         self._history.append(Past(failure=failure, committed_step=self._committed_step))
         self._generation += 1
         self._status = replace(self._status, state="RESTARTING", restarts=self._status.restarts + 1)
