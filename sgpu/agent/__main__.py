@@ -114,6 +114,8 @@ def main() -> int:
 def _tell_lost(run: RunDir) -> None:
     """The supervisor itself fails: the run must not look as if it went on."""
     before = read_status(run)
+    if before is not None and before.final:  # what failed was clearing up; its traceback is in the agent's log
+        return
     now = SystemClock().wall()
     Status(
         state="LOST",
