@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from sgpu.widgets.checkpoint_browser import CheckpointBrowser
     from sgpu.widgets.feed import Feed
     from sgpu.widgets.planner import GoodputPlanner
     from sgpu.widgets.planner_model import PlannerState, PlannerView
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from sgpu.widgets.view import View, show
 
 _HOME = {
+    "CheckpointBrowser": "checkpoint_browser",
     "Feed": "feed",
     "GoodputPlanner": "planner",
     "PlannerState": "planner_model",
@@ -31,8 +33,8 @@ _HOME = {
 }
 
 __all__ = [
-    "Feed", "GoodputPlanner", "PlannerState", "PlannerView", "RunView", "Snapshot", "TextView", "View", "render",
-    "show",
+    "CheckpointBrowser", "Feed", "GoodputPlanner", "PlannerState", "PlannerView", "RunView", "Snapshot", "TextView",
+    "View", "render", "show",
 ]  # fmt: skip
 
 

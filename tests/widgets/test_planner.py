@@ -215,7 +215,9 @@ def test_the_text_says_all_that_matters() -> None:
                   "independent of each other"):  # fmt: skip
         assert words in text
     assert "Llama 3" in str(GoodputPlanner())
-    assert repr(GoodputPlanner(PlannerState(gpus=1, days=1))).startswith("<GoodputPlanner: 1 GPU for 1 day, goodput 99.")
+    assert repr(GoodputPlanner(PlannerState(gpus=1, days=1))).startswith(
+        "<GoodputPlanner: 1 GPU for 1 day, goodput 99."
+    )
 
 
 def test_the_form_that_stays() -> None:

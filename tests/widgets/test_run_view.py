@@ -20,7 +20,7 @@ from sgpu.widgets.feed import Feed
 from sgpu.widgets.messages import Messages
 from sgpu.widgets.run_view import RunView
 
-VIEWS = ("planner", "run_view")
+VIEWS = ("checkpoint_browser", "planner", "run_view")
 
 
 class Browser:

@@ -5,7 +5,7 @@ import { dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 
-const VIEWS = { run_view: "main", planner: "planner" };
+const VIEWS = { run_view: "main", planner: "planner", checkpoint_browser: "checkpoint_browser" };
 const here = dirname(fileURLToPath(import.meta.url));
 const out = process.argv[2] ?? join(here, "..");
 const hash = createHash("sha256");

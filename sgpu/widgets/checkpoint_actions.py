@@ -1,0 +1,85 @@
+"""What can be done to a checkpoint. Each gives a sentence, or raises an SgpuError that says why not."""
+
+from __future__ import annotations
+
+from sgpu.checkpoint import Catalog, prune
+from sgpu.contract.errors import CheckpointError, CheckpointNotFoundError, InputError
+from sgpu.contract.status import read_status
+from sgpu.run import Run
+from sgpu.widgets.checkpoint_rows import Shelf
+from sgpu.widgets.words import count, plural
+
+FORMATS = ("safetensors", "torch")
+
+
+def verify(shelf: Shelf, step: int) -> str:
+    """Reads every byte and compares it with its checksum."""
+    told = Catalog(shelf.place.root).verify(step, deep=True)
+    if told.ok and not told.verified:
+        return f"step {count(step)} has no checksums to compare with; its files have the right sizes"
+    if told.ok:
+        return f"step {count(step)}: every byte is as it was written"
+    why = "; ".join(told.problems[:3])
+    more = f"; and {count(len(told.problems) - 3)} more" if len(told.problems) > 3 else ""
+    shelf.mark_damaged(step, why + more)
+    raise CheckpointError(f"step {count(step)} is damaged: {why}{more}", path=told.path, step=step)
+
+
+def export(shelf: Shelf, step: int, path: str, kind: str) -> str:
+    """Writes all tensors into one new file."""
+    if not path.strip():
+        raise InputError("give the name of the new file")
+    return f"step {count(step)} as {kind}: {Catalog(shelf.place.root).export(step, path.strip(), format=kind)}"
+
+
+def delete(shelf: Shelf, step: int) -> str:
+    """Removes a step, all its attempts; un-committed first, so that half of one is never taken for a checkpoint.
+
+    Raises:
+        InputError: it is the last valid one, or a run that is going on was restored from it.
+        CheckpointNotFoundError: there is no such step.
+    """
+    shelf.refresh()
+    folders = shelf.attempts(step)
+    if not folders:
+        raise CheckpointNotFoundError(f"there is no checkpoint of step {count(step)} any more", step=step)
+    if shelf.check(step) is not None and not _another_is_whole(shelf, step):
+        raise InputError(f"step {count(step)} is the last valid checkpoint; it is not deleted")
+    if shelf.restored_step == step and _going_on(shelf):
+        raise InputError(f"the run was resumed from step {count(step)} and is going on; it is not deleted")
+    for folder in folders:
+        prune.remove(shelf.store, folder)
+    shelf.refresh()
+    return f"step {count(step)} is deleted ({plural(len(folders), 'folder')})"
+
+
+def resume(shelf: Shelf, step: int) -> str:
+    """Starts the run again, if it would take this step.
+
+    Raises:
+        InputError: it would take another, or it goes on already.
+    """
+    if shelf.place.run is None:
+        raise InputError("these checkpoints belong to no run that is known here")
+    newest = newest_whole(shelf)
+    if newest != step:
+        raise InputError(f"the run would go on from step {count(newest)}, its newest valid checkpoint")
+    run = Run(shelf.place.run).resume()
+    return f'run {run.id} goes on from step {count(step)}; sgpu.attach("{run.id}") shows it'
+
+
+def newest_whole(shelf: Shelf) -> int | None:
+    """The step that a run would take, by the cheap check."""
+    for row in shelf.rows:
+        if row.state in ("valid", "unverified") or (row.state == "unchecked" and shelf.check(row.step) is not None):
+            return row.step
+    return None
+
+
+def _another_is_whole(shelf: Shelf, step: int) -> bool:
+    return any(row.step != step and shelf.check(row.step) is not None for row in shelf.rows)
+
+
+def _going_on(shelf: Shelf) -> bool:
+    status = read_status(shelf.place.run) if shelf.place.run else None
+    return status is not None and not status.final

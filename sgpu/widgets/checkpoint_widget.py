@@ -1,0 +1,45 @@
+"""The checkpoint browser's widget: carries messages between a desk and its browsers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sgpu.widgets.channel import ChannelWidget, script, style
+from sgpu.widgets.checkpoint_desk import Desk
+from sgpu.widgets.checkpoint_rows import Shelf
+from sgpu.widgets.errands import BackgroundErrands
+
+
+class CheckpointWidget(ChannelWidget):
+    """Draws one shelf.
+
+    Args:
+        keep: puts what stays in the place of the widget.
+    """
+
+    _esm = script("checkpoint_browser")
+    _css = style("checkpoint_browser")
+
+    def __init__(self, shelf: Shelf, step: int | None, *, keep: Callable[[], None]) -> None:
+        self._keep = keep
+        self._errands = (BackgroundErrands("sgpu-checkpoints"), BackgroundErrands("sgpu-checkpoints-slow"))
+        self.desk = Desk(shelf, self._say, quick=self._errands[0], slow=self._errands[1])
+        self.desk.chosen = step
+        super().__init__()
+        self.desk.start()
+
+    def take(self, content: Any) -> None:
+        if isinstance(content, dict) and content.get("kind") == "keep":
+            self._keep()
+        else:
+            self.desk.hear(content)
+
+    def close(self) -> None:
+        for errands in self._errands:
+            errands.close()
+        super().close()
+
+    def _say(self, message: dict[str, Any]) -> None:
+        if self.comm is not None:  # closed meanwhile
+            self.send(message)
