@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sgpu.contract.heartbeat import Beat, Section, WorkerState
 
 # Times the hang limit. Setting up and the first step compile, download and allocate; a checkpoint waits for storage.
+# After its loop a function may do what it likes, unless it says for how long.
 _PATIENCE: Mapping[Section, float] = {
     Section.INIT: 3.0,
     Section.FIRST_STEP: 3.0,
     Section.CHECKPOINT: 3.0,
     Section.EVALUATION: 3.0,
+    Section.USER: math.inf,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def _blamed(*beats: Beat, hang_seconds: float = 10) -> int | None:
         (_beat(), 10.0),
         (_beat(section=Section.DATA), 10.0),
         (_beat(section=Section.COLLECTIVE), 10.0),
-        (_beat(section=Section.USER), 10.0),
+        (_beat(section=Section.USER), math.inf),
         (_beat(section=Section.FIRST_STEP), 30.0),
         (_beat(section=Section.CHECKPOINT), 30.0),
         (_beat(section=Section.EVALUATION), 30.0),
