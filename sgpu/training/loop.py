@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -58,7 +59,8 @@ class TrainLoop:
         checkpoints: Any = None,
         accumulate: int = 1,
     ) -> None:
-        _check(loader=loader, epochs=epochs, max_steps=max_steps, accumulate=accumulate, extra=extra)
+        _check_counts(epochs=epochs, max_steps=max_steps, accumulate=accumulate, checkpoint_every=checkpoint_every)
+        _check_parts(loader=loader, max_steps=max_steps, extra=extra, checkpoints=checkpoints)
         self._loader, self._epochs, self._max_steps, self._accumulate = loader, epochs, max_steps, accumulate
         self._session = open_session()
         self._policy = _policy(self._session, checkpoints, checkpoint_every)
@@ -192,10 +194,7 @@ class TrainLoop:
         return batch % self._accumulate == 0 or batch == self._batches_an_epoch()
 
     def _batches_an_epoch(self) -> int | None:
-        try:
-            return len(self._loader)
-        except TypeError:
-            return None
+        return self._position.batches(self._progress.epoch)
 
     def _ends_epoch(self) -> bool:
         return self._loader is not None and self._progress.batch == self._batches_an_epoch()
@@ -224,10 +223,16 @@ class TrainLoop:
         self._progress.batch = 0
 
     def _total_steps(self) -> int | None:
-        batches = self._batches_an_epoch()
-        if batches is None or self._loader is None:
+        if self._loader is None:
             return self._max_steps
-        total = -(-batches // self._accumulate) * self._epochs
+        progress = self._progress
+        present, later = self._position.batches(progress.epoch), self._position.batches(progress.epoch + 1)
+        if present is None or later is None:
+            return self._max_steps
+        total = progress.step
+        if progress.epoch < self._epochs:
+            total += -(-(present - progress.batch) // self._accumulate)
+            total += -(-later // self._accumulate) * (self._epochs - progress.epoch - 1)
         return total if self._max_steps is None else min(total, self._max_steps)
 
     def _after_step(self) -> None:
@@ -359,14 +364,23 @@ class TrainLoop:
             print(f"sgpu: {text}", flush=True)
 
 
-def _check(*, loader: Any, epochs: Any, max_steps: Any, accumulate: Any, extra: Any) -> None:
-    for name, value in (("epochs", epochs), ("accumulate", accumulate), ("max_steps", max_steps)):
-        if value is None and name == "max_steps":
-            continue
+def _check_counts(*, epochs: Any, max_steps: Any, accumulate: Any, checkpoint_every: Any) -> None:
+    for name, value in (("epochs", epochs), ("accumulate", accumulate)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise InputError(f"TrainLoop({name}=...) must be a whole number, 1 or more; found {value!r}")
+    for name, value in (("max_steps", max_steps), ("checkpoint_every", checkpoint_every)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise InputError(f"TrainLoop({name}=...) must be a whole number, 1 or more, or None; found {value!r}")
+
+
+def _check_parts(*, loader: Any, max_steps: Any, extra: Any, checkpoints: Any) -> None:
     if loader is None and max_steps is None:
         raise InputError("TrainLoop needs loader=..., or max_steps=... where the loop has no loader")
+    if checkpoints is not None and not isinstance(checkpoints, (str, os.PathLike, CheckpointPolicy)):
+        raise InputError(
+            f"TrainLoop(checkpoints=...) takes a folder, a URL or a CheckpointPolicy; found {checkpoints!r} "
+            f"({type(checkpoints).__name__})"
+        )
     for name, part in (extra or {}).items():
         if name in ("model", "optimizer", "scheduler"):
             raise InputError(f"TrainLoop(extra=...): the name {name!r} is taken; use another")

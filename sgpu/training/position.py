@@ -45,6 +45,8 @@ class Position:
         self._epoch_rng: dict[str, Any] | None = None
         self._restored_rng: dict[str, Any] | None = None
         self._replay = 0
+        self._left: int | None = None  # batches that the loader has left of a restored epoch
+        self._restored_epoch: tuple[int, int] | None = None  # that epoch, and its batches in all
 
     @property
     def stateful(self) -> bool:
@@ -81,6 +83,16 @@ class Position:
     def _load_loader(self, state: dict[str, Any]) -> None:
         if self._loader is not None and self.stateful and "loader" in state:
             self._loader.load_state_dict(state["loader"])
+            self._left = getattr(self._loader, "batches_left", lambda: None)()
+
+    def batches(self, epoch: int) -> int | None:
+        """Batches of an epoch, None where nobody knows. Of one that another world size began, it is not the usual."""
+        if self._restored_epoch is not None and self._restored_epoch[0] == epoch:
+            return self._restored_epoch[1]
+        try:
+            return len(self._loader)
+        except TypeError:
+            return None
 
     def restore_draws(self) -> None:
         """Where there is no loader: the generators as they were."""
@@ -92,7 +104,10 @@ class Position:
         """The rest of the current epoch's batches."""
         restored, self._restored_rng = self._restored_rng, None
         replay, self._replay = self._replay, 0
+        left, self._left = self._left, None
         at_edge = self._progress.batch == 0
+        if left is not None and not at_edge:
+            self._restored_epoch = self._progress.epoch, self._progress.batch + left
         if restored is not None and at_edge:
             self._draws.load_state_dict(restored)
         elif restored is not None and self._epoch_rng is not None:

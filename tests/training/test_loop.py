@@ -1,0 +1,286 @@
+"""What the loop does beside resuming: saves on demand, stops early, refuses what cannot work, tells what failed."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from sgpu import CheckpointPolicy, TrainLoop
+from sgpu.checkpoint import Catalog
+from sgpu.contract import failpoint, records
+from sgpu.contract.errors import CheckpointSaveError, InputError, PositionError
+from sgpu.contract.heartbeat import Request, Slot
+from sgpu.contract.rundir import RunDir
+from sgpu.data import DataLoader
+from sgpu.training import Preempted
+
+Begin = Callable[[], tuple[RunDir, Slot]]
+
+
+def loader(samples: int = 8, batch_size: int = 2, **options: Any) -> Any:
+    data = torch.utils.data.TensorDataset(torch.arange(float(samples))[:, None])
+    return torch.utils.data.DataLoader(data, batch_size=batch_size, **options)
+
+
+class Training:
+    """A weight that each optimizer step changes."""
+
+    made: ClassVar[list[Training]] = []
+
+    def __init__(self, root: pathlib.Path, **options: Any) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+        if isinstance(options.get("checkpoints"), dict):
+            options["checkpoints"] = CheckpointPolicy(str(root), **options["checkpoints"])
+        self.loop = TrainLoop(
+            model=self.model, optimizer=self.optimizer, **{"loader": loader(), "checkpoints": str(root), **options}
+        )
+        self.made.append(self)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.loop:
+            self.optimizer.zero_grad()
+            self.model(batch[0]).square().mean().backward()
+            self.optimizer.step()
+            yield batch
+
+    def run(self) -> int:
+        return sum(1 for _ in self)
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """A supervised loop that failed leaves its checkpoint writer to the end of its process; here there is none."""
+    yield
+    while Training.made:
+        with contextlib.suppress(CheckpointSaveError):
+            Training.made.pop().loop._checkpointer.close()
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "checkpoints"
+
+
+def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
+    return [record for record in records.read_all(run.events) if record["kind"] == kind]
+
+
+def test_save_makes_a_checkpoint_of_the_present_step(root: pathlib.Path, supervised: Begin) -> None:
+    run, _ = supervised()
+    training = Training(root, checkpoint_every=100)
+    for number, _ in enumerate(training, start=1):
+        if number == 2:
+            training.loop.save()
+    assert Catalog(str(root)).steps() == [2, 4]
+    assert [event["step"] for event in events(run, "checkpoint_committed")] == [2, 4]
+
+
+def test_stop_ends_the_loop_after_the_step_and_the_next_loop_goes_on(root: pathlib.Path, supervised: Begin) -> None:
+    supervised()
+    training = Training(root, checkpoint_every=100)
+    seen = []
+    for batch in training:
+        seen += batch[0][:, 0].tolist()
+        training.loop.stop()
+    assert (seen, training.loop.step, Catalog(str(root)).steps()) == ([0, 1], 1, [1])
+    supervised()
+    rest = Training(root, checkpoint_every=100)
+    assert rest.loop.step == 1
+    assert [sample for batch in rest for sample in batch[0][:, 0].tolist()] == [2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("how", ["break", "raise"])
+def test_leaving_the_loop_inside_a_step_saves_nothing_of_it(how: str, root: pathlib.Path, supervised: Begin) -> None:
+    supervised()
+    training = Training(root, checkpoint_every=2)
+    weights: dict[int, Any] = {}
+
+    def body() -> None:
+        for _ in training:
+            weights[training.loop.step + 1] = training.model.weight.item()
+            if training.loop.step == 2 and how == "raise":
+                raise ArithmeticError("the user's own")
+            if training.loop.step == 2:
+                break
+
+    if how == "raise":
+        with pytest.raises(ArithmeticError):
+            body()
+    else:
+        body()
+    training.loop._checkpointer.close()
+    assert Catalog(str(root)).steps() == [2]
+    supervised()
+    restored = Training(root)
+    assert restored.loop.step == 2
+    assert restored.model.weight.item() == weights[2] != weights[3]
+
+
+def test_ten_batches_in_groups_of_four_are_three_steps_with_every_batch_used(
+    root: pathlib.Path, supervised: Begin
+) -> None:
+    supervised()
+    batches, due = 0, []
+    loop = TrainLoop(loader=loader(10, 1), accumulate=4, checkpoints=str(root))
+    for _ in loop:
+        batches += 1
+        if loop.is_update_step:
+            due.append(batches)
+    assert (batches, due, loop.step) == (10, [4, 8, 10], 3)
+    assert Catalog(str(root)).steps() == [3]
+
+
+def test_asked_to_stop_it_saves_the_present_step_and_the_next_loop_goes_on(
+    root: pathlib.Path, supervised: Begin
+) -> None:
+    _, slot = supervised()
+    training = Training(root, checkpoint_every=100)
+    seen: list[float] = []
+
+    def body() -> None:
+        for batch in training:
+            seen.extend(batch[0][:, 0].tolist())
+            slot.request(Request.SAVE_AND_STOP, stop_step=2)
+
+    with pytest.raises(Preempted, match="stopped after step 2, with a checkpoint of it"):
+        body()
+    weight = training.model.weight.item()
+    assert (seen, Catalog(str(root)).steps()) == ([0, 1, 2, 3], [2])
+    supervised()
+    rest = Training(root)
+    assert rest.model.weight.item() == weight
+    assert [sample for batch in rest for sample in batch[0][:, 0].tolist()] == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_a_save_that_failed_is_told_and_ends_the_run_unless_told_otherwise(
+    on_error: str, root: pathlib.Path, supervised: Begin, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired = tmp_path / "fired"
+    monkeypatch.setenv("SGPU_FAILPOINT", "checkpoint.shard_written#2=errno:ENOSPC")
+    monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(fired))
+    failpoint.reset()
+    try:
+        run, _ = supervised()
+        training = Training(root, checkpoints={"every_steps": 1, "on_error": on_error, "keep_last": 9})
+        if on_error == "raise":
+            with pytest.raises(CheckpointSaveError, match=r"step 2 was not saved.*No space left"):
+                training.run()
+        else:
+            assert training.run() == 4
+            assert Catalog(str(root)).steps() == [1, 3, 4]
+    finally:
+        failpoint.reset()
+    assert len(fired.read_text().splitlines()) == 1
+    if on_error == "warn":
+        (failed,) = events(run, "checkpoint_failed")
+        assert failed["step"] == 2
+        assert "No space left" in failed["message"]
+    supervised()
+    assert Training(root).loop.step >= 1
+
+
+def test_an_epoch_that_goes_on_with_other_batches_ends_where_its_samples_end(
+    root: pathlib.Path, supervised: Begin
+) -> None:
+    """Its length is no longer len(loader): 20 samples, 3 batches of 2 done, the rest in batches of 3."""
+
+    def made(batch_size: int) -> Any:
+        data = torch.utils.data.TensorDataset(torch.arange(20.0)[:, None])
+        return DataLoader(data, batch_size=batch_size, num_workers=0)
+
+    stopped_in_the_middle(root, supervised, loader=made(2))
+    run, slot = supervised()
+    with pytest.warns(UserWarning, match="saved with batch_size 2 and goes on with 3"):
+        rest = Training(root, loader=made(3), epochs=2)
+    batches = [batch[0][:, 0].tolist() for batch in rest]
+    assert [len(batch) for batch in batches] == [3, 3, 3, 3, 2, *[3] * 6, 2]
+    assert [sample for batch in batches for sample in batch] == [*range(6, 20), *range(20)]
+    assert rest.loop.step == slot.read().total_steps == 3 + 5 + 7
+    assert [event["epoch"] for event in events(run, "epoch_ended")] == [0, 1]
+
+
+class Short(torch.utils.data.Dataset[torch.Tensor]):
+    """Says fewer samples than its sampler gives."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        return torch.ones(1)
+
+
+class TooMany(torch.utils.data.Sampler[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([0, 1, 2, 3, 0, 1])
+
+    def __len__(self) -> int:
+        return 4
+
+
+def test_a_loader_that_gives_more_than_its_length_is_not_believed(root: pathlib.Path, supervised: Begin) -> None:
+    supervised()
+    training = Training(root, loader=torch.utils.data.DataLoader(Short(), batch_size=2, sampler=TooMany()))
+    with pytest.raises(InputError, match=r"len\(loader\) is 2, but it gave more batches; mend __len__"):
+        training.run()
+
+
+def test_a_loader_that_gives_nothing_is_refused(root: pathlib.Path, supervised: Begin) -> None:
+    supervised()
+    with pytest.raises(InputError, match=r"gave no batch in epoch 0: .*drop_last=True"):
+        Training(root, loader=loader(3, 4, drop_last=True)).run()
+
+
+def stopped_in_the_middle(root: pathlib.Path, supervised: Begin, **options: Any) -> None:
+    supervised()
+    training = Training(root, checkpoint_every=100, **options)
+    for _ in training:
+        if training.loop.step == 2:
+            training.loop.stop()
+    assert training.loop.step == 3
+
+
+def test_a_loader_that_became_shorter_is_refused_by_name(root: pathlib.Path, supervised: Begin) -> None:
+    stopped_in_the_middle(root, supervised)
+    supervised()
+    with pytest.raises(PositionError, match=r"made after batch 3 of epoch 0, but the loader ended after 2"):
+        Training(root, loader=loader(4)).run()
+
+
+def test_a_loader_with_other_generators_is_refused_by_name(root: pathlib.Path, supervised: Begin) -> None:
+    stopped_in_the_middle(root, supervised, loader=loader(shuffle=True, generator=torch.Generator()))
+    supervised()
+    with pytest.raises(PositionError, match=r"1 torch.Generator\(s\) of the loader .* this loader has 0"):
+        Training(root).run()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"epochs": 0}, r"TrainLoop\(epochs=...\) must be a whole number, 1 or more; found 0"),
+        ({"epochs": True}, r"epochs=...\) must be a whole number"),
+        ({"epochs": 1.5}, r"found 1.5"),
+        ({"accumulate": 0}, r"accumulate=...\) must be"),
+        ({"accumulate": "4"}, r"accumulate=...\) must be"),
+        ({"max_steps": 0}, r"max_steps=...\) must be a whole number, 1 or more, or None; found 0"),
+        ({"checkpoint_every": 0}, r"checkpoint_every=...\) must be a whole number, 1 or more, or None; found 0"),
+        ({"checkpoint_every": 2.0}, r"checkpoint_every=...\) must be"),
+        ({"checkpoints": 7}, r"checkpoints=...\) takes a folder, a URL or a CheckpointPolicy; found 7 \(int\)"),
+        ({"loader": None}, r"needs loader=..., or max_steps=..."),
+        ({"extra": {"model": torch.nn.Linear(1, 1)}}, r"the name 'model' is taken"),
+        ({"extra": {"average": 3}}, r"'average'.*a int has no state_dict and load_state_dict"),
+    ],
+)
+def test_bad_arguments_are_refused_before_anything_starts(
+    options: dict[str, Any], told: str, home: pathlib.Path
+) -> None:
+    with pytest.raises(InputError, match=told):
+        TrainLoop(**{"loader": loader(), **options})
+    assert not home.exists()
