@@ -118,7 +118,7 @@ def test_a_hundred_thousand_tensors_in_a_narrow_dark_window(
     page.get_by_role("searchbox", name="Find").fill("16665.attn.q")
     tree.locator(".sgpu-line", has_text="model.layers.16665.attn.q.weight").click()
     page.locator(".sgpu-values", has_text="norm 0").wait_for()
+    one.shot_of_view("checkpoints-dark-narrow", shots)
     fits = page.locator(".sgpu-run").evaluate("run => run.scrollWidth <= run.clientWidth + 1")
     assert fits, "the view is wider than its cell"
-    one.shot_of_view("checkpoints-dark-narrow", shots)
     assert one.errors == []
