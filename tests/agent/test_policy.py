@@ -78,6 +78,15 @@ def test_the_same_failure_at_the_same_step_is_a_crash_loop() -> None:
     assert "same failure at the same step 10" in decision.reason
 
 
+@pytest.mark.parametrize("failure", [_KILLED, _LOST], ids=lambda failure: failure.kind)
+@pytest.mark.parametrize(("step", "committed"), [(0, -1), (10, 5)])
+def test_what_comes_from_outside_is_a_crash_loop_at_the_third_time(step: int, committed: int, failure: Failure) -> None:
+    first, second = (dataclasses.replace(failure, step=step, rank=rank) for rank in (0, 1))
+    assert _decide(second, _past(first, committed=committed), committed=committed).action == "restart"
+    decision = _decide(first, _past(first, second, committed=committed), committed=committed)
+    assert (decision.action, decision.error) == ("stop", "crash_loop")
+
+
 def test_numbers_in_the_message_do_not_make_another_failure() -> None:
     again = dataclasses.replace(_RAISED, message="boom 43", rank=0)
     assert _decide(again, _past(_RAISED)).error == "crash_loop"
