@@ -45,12 +45,17 @@ def _inside(item: object) -> list[object]:
     return list(getattr(item, "__dict__", {}).values())
 
 
+def held_generators(root: object) -> list[Any]:
+    """The generators of Python, NumPy and torch that an object holds, always in the same order."""
+    kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+    return [item for item in parts_of(root) if isinstance(item, kinds)]
+
+
 class Draws:
     """Seeds the global generators of Python, NumPy and torch, and those that `root` holds, before each sample."""
 
     def __init__(self, root: object) -> None:
-        kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-        self._held = [item for item in parts_of(root) if isinstance(item, kinds)]
+        self._held = held_generators(root)
 
     def begin(self, *key: int) -> None:
         """From here on draws depend on `key` alone."""
@@ -82,6 +87,38 @@ def reseed(generator: object, state: int) -> None:
         bits.state = type(bits)(state).state
     elif isinstance(generator, torch.Generator):
         generator.manual_seed(state >> 1)
+
+
+def state_of(generator: Any) -> Any:
+    """Where a generator is, as plain values and tensors."""
+    if isinstance(generator, random.Random):
+        return _plain(generator.getstate())
+    if isinstance(generator, np.random.RandomState):
+        return _plain(generator.get_state(legacy=False))
+    if isinstance(generator, np.random.Generator):
+        return _plain(generator.bit_generator.state)
+    return generator.get_state()
+
+
+def set_state(generator: Any, state: Any) -> None:
+    """Puts a generator where `state_of` found one of the same kind."""
+    if isinstance(generator, random.Random):
+        version, internal, gauss = state
+        generator.setstate((version, tuple(internal), gauss))
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return _plain(value.tolist()) if isinstance(value, np.ndarray | np.generic) else value
 
 
 @contextlib.contextmanager

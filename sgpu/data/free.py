@@ -17,6 +17,11 @@ from sgpu.data.order import fold
 from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same, workers_ended
 from sgpu.data.streams import Batching, Envelope, Field, Kind
 
+_ENTRIES = (
+    "epoch", "delivered", "ended", "next_worker", "snapshots", "seed", "batch_size", "drop_last", "workers", "rank",
+    "world_size", "listings",
+)  # fmt: skip
+
 
 class Free:
     """One stream a worker; turns go round the workers strictly, those that ended included."""
@@ -111,7 +116,7 @@ class Free:
     def state(self) -> dict[str, Any]:
         now = self._now
         return {
-            "version": VERSION, "kind": self.kind, "global": False, "epoch": self.epoch,
+            "version": VERSION, "kind": self.kind, "global": now.is_start, "epoch": self.epoch,
             "delivered": list(now.delivered), "ended": list(now.ended), "next_worker": now.next_worker,
             "snapshots": list(now.snapshots), "seed": self.seed, "batch_size": self.batching.size,
             "drop_last": self.batching.drop_last, "workers": self.workers, "rank": runtime.rank(),
@@ -119,19 +124,26 @@ class Free:
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        check_kind(state, self.kind)
+        check_kind(state, self.kind, _ENTRIES)
         for volume, listing in zip(self.volumes, state["listings"], strict=False):
             volume.source.check_listing({"listing": listing})
         found = {
             "world_size": runtime.world_size(), "rank": runtime.rank(), "workers": self.workers,
             "batch_size": self.batching.size, "drop_last": self.batching.drop_last,
         }  # fmt: skip
-        require_same(state, found, "Resume with the same; a data set that gives one sample a file continues with any")
-        self._go(state["epoch"])
-        self.seed, self.ended = state["seed"], False
-        self._origin = self._now = StreamResume(
+        saved = StreamResume(
             delivered=tuple(state["delivered"]), ended=tuple(state["ended"]), next_worker=state["next_worker"],
             snapshots=tuple(state["snapshots"]),
         )  # fmt: skip
+        if not saved.is_start:
+            require_same(
+                state, found, "Resume with the same, or (where the data set has no state of its own) from an epoch's "
+                "edge; a data set that gives one sample a file continues with any",
+            )  # fmt: skip
+        self._go(state["epoch"])
+        self.seed, self.ended = state["seed"], False
+        if saved.is_start:
+            return
+        self._origin = self._now = saved
         told = any(snapshot is not None for snapshot in self._origin.snapshots)
         self._resuming = told or any(self._origin.delivered) or any(self._origin.ended)

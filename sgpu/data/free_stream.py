@@ -39,6 +39,11 @@ class StreamResume:
             snapshots=(None,) * workers if snapshots is None else snapshots,
         )  # fmt: skip
 
+    @property
+    def is_start(self) -> bool:
+        """Whether it is an epoch's start and nothing else, which any world and workers have in common."""
+        return not any(self.delivered) and not any(self.ended) and all(item is None for item in self.snapshots)
+
     def after(self, worker: int, *, ended: bool, snapshot: Any) -> StreamResume:
         """Once `worker` gave a batch, or its end."""
         delivered, ends, snapshots = list(self.delivered), list(self.ended), list(self.snapshots)

@@ -3,9 +3,9 @@
 | data set | position | continues with |
 |---|---|---|
 | VolumeDataset (or wrapped, one sample a file); map-style without a sampler | samples of our order | any world |
-| map-style with the user's sampler | batches | the same world size and batches |
+| map-style with the user's sampler | batches | the same world size and batches; at an epoch's edge any |
 | iterable with `state_dict` | its own states, one a worker | the same world size, workers and batches |
-| any other iterable | batches a worker, read again | the same world size, workers and batches |
+| any other iterable | batches a worker, read again | as with a sampler, and the same workers |
 
 Each is exact, or refuses by name.
 """
@@ -70,7 +70,7 @@ class Pipeline(Protocol):
         """Batches of a whole epoch. TypeError where nobody knows."""
 
     def left(self) -> int | None:
-        """Batches from the position to the end of its epoch; None where it is what `steps` leaves after those counted."""
+        """Batches from the position to the end of its epoch; None where `steps` less those counted is right."""
 
     def ran_out(self) -> None:
         """The workers ended: the next epoch is due, or it is an error."""
@@ -86,8 +86,8 @@ def workers_ended() -> DataError:
     return DataError("the workers ended before their last batch; this is a defect of sgpu.data")
 
 
-def check_kind(state: Any, kind: str) -> None:
-    """Refuses what is no state of a loader, or one of another kind of data set."""
+def check_kind(state: Any, kind: str, needs: tuple[str, ...]) -> None:
+    """Refuses what is no state of a loader, one of another kind of data set, and one that lost some of its entries."""
     if not isinstance(state, dict) or "kind" not in state or state.get("version") != VERSION:
         raise PositionError(
             f"expected what DataLoader.state_dict gave (version {VERSION}); found {type(state).__name__} {state!r:.80}"
@@ -97,6 +97,13 @@ def check_kind(state: Any, kind: str) -> None:
             f"the position was saved by a loader of kind {state['kind']!r}; this one is of kind {kind!r}. "
             "Make the data set and loader as they were, or start without this state.",
             saved=state["kind"], found=kind,
+        )  # fmt: skip
+    missing = [name for name in needs if name not in state]
+    if missing:
+        raise PositionError(
+            f"the saved position is not whole: it has no {', '.join(missing)}. Load a state as DataLoader.state_dict "
+            "gave it, or start without it.",
+            missing=missing,
         )  # fmt: skip
 
 

@@ -97,7 +97,7 @@ class Planned:
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        check_kind(state, "planned")
+        check_kind(state, "planned", ("epoch", "cursor", "samples", "seed", "shuffle", "batch_size", "listing"))
         if self.volume is not None:
             self.volume.source.check_listing(state)
         found = {"samples": self.samples, "shuffle": self.shuffle, **({"seed": self.seed} if self.volume else {})}
@@ -109,7 +109,8 @@ class Planned:
                 stacklevel=3,
             )
         self.seed = state["seed"]
-        self._go(state["epoch"], state["cursor"])
+        ended = self.plan(state["cursor"]).steps == 0  # what is left is dropped by this world, or there is nothing left
+        self._go(state["epoch"] + ended, 0 if ended else state["cursor"])
         self.ended = False
 
     def ran_out(self) -> None:

@@ -80,17 +80,19 @@ class Sampled:
 
     def state(self) -> dict[str, Any]:
         return {
-            "version": VERSION, "kind": "sampled", "global": False, "epoch": self.epoch, "batches": self._done,
-            "seed": self.seed, "batch_size": self.batching.size, "rank": runtime.rank(),
+            "version": VERSION, "kind": "sampled", "global": self._done == 0, "epoch": self.epoch,
+            "batches": self._done, "seed": self.seed, "batch_size": self.batching.size, "rank": runtime.rank(),
             "world_size": runtime.world_size(),
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        check_kind(state, "sampled")
+        check_kind(state, "sampled", ("epoch", "batches", "seed", "batch_size", "rank", "world_size"))
         found = {"world_size": runtime.world_size(), "rank": runtime.rank(), "batch_size": self.batching.size}
-        require_same(
-            state, found, "Resume with the same, or leave the sampler out: sgpu's own order continues with any"
-        )
+        if state["batches"]:
+            require_same(
+                state, found, "Resume with the same, or from an epoch's edge; or leave the sampler out: sgpu's own "
+                "order continues with any",
+            )  # fmt: skip
         self.seed, self.epoch, self.ended = state["seed"], state["epoch"], False
         self._start = self._done = state["batches"]
 

@@ -65,7 +65,7 @@ class TrainLoop:
         self._session = open_session()
         self._policy = _policy(self._session, checkpoints, checkpoint_every)
         self._progress = Progress()
-        self._position = Position(loader, self._progress)
+        self._position = Position(loader, self._progress, seed=self._session.seed)
         self._meter = Meter(self._session)
         self._meter.restoring()
         self._agreement = Agreement()
@@ -262,7 +262,8 @@ class TrainLoop:
         if not restored.per_rank_restored:
             former = self._checkpointer.restored_per_rank(0)
             self._progress.load_state_dict(former["progress"])
-            self._position.load_from_another_world(former["position"])
+            self._position.load_from_another_world(former["position"], rank=self._session.rank)
+        self._position.follow_loader()
         high = self._session.slot.high_step
         self._session.slot.beat(restored.step, self._progress.epoch)
         if self._session.rank == 0:

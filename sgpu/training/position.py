@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgpu.contract.errors import PositionError
+from sgpu.data.order import mix
 from sgpu.training.rng import Draws, loader_parts
 
 
@@ -38,9 +39,11 @@ class Position:
     world size, slow for long epochs. Workers that torch keeps between epochs are started anew with each.
     """
 
-    def __init__(self, loader: Any, progress: Progress) -> None:
+    def __init__(self, loader: Any, progress: Progress, *, seed: int = 0) -> None:
         self._loader = loader
         self._progress = progress
+        self._seed = seed
+        self._ahead = 0  # the loader's epoch less the loop's
         self._draws = Draws(loader)
         self._epoch_rng: dict[str, Any] | None = None
         self._restored_rng: dict[str, Any] | None = None
@@ -54,7 +57,9 @@ class Position:
 
     def state_dict(self) -> dict[str, Any]:
         """Taken between two batches."""
-        state: dict[str, Any] = {"rng": self._draws.state_dict(), "batch": self._progress.batch}
+        state: dict[str, Any] = {
+            "rng": self._draws.state_dict(), "batch": self._progress.batch, "seed": self._seed, "ahead": self._ahead,
+        }  # fmt: skip
         if self._progress.batch:
             state["epoch_rng"] = self._epoch_rng
         if self._loader is not None and self.stateful:
@@ -65,20 +70,28 @@ class Position:
         """Applies what can be applied now; the generators follow in `iterate`, when the iterator exists."""
         self._restored_rng = state["rng"]
         self._epoch_rng = state.get("epoch_rng")
+        self._seed, self._ahead = state.get("seed", self._seed), state.get("ahead", 0)
         self._load_loader(state)
         if self._loader is not None and not self.stateful:
             self._replay = int(state["batch"])
 
-    def load_from_another_world(self, state: dict[str, Any]) -> None:
-        """The world size has changed: the data position carries over, if it is the same for all ranks; draws do not."""
+    def load_from_another_world(self, state: dict[str, Any], *, rank: int) -> None:
+        """The world size has changed: the data position carries over, if it is the same for all ranks.
+
+        The random streams of the former ranks cannot be dealt to others. Each rank begins new ones, which depend on
+        the run's seed, the step and the rank alone.
+        """
         saved = state.get("loader")
         if self._loader is not None and not (isinstance(saved, dict) and saved.get("global")):
             raise PositionError(
                 f"the checkpoint was made with another world size, and the position of {type(self._loader).__name__} "
                 "belongs to its ranks alone. Resume with the former world size, use sgpu.data.DataLoader over a "
-                "VolumeDataset or a map-style data set, or start a new run at an epoch's edge."
+                "VolumeDataset or a map-style data set, or keep checkpoints of epochs' edges (loop.save() in the last "
+                "step of an epoch): from there any world goes on."
             )
+        self._seed, self._ahead = state.get("seed", self._seed), state.get("ahead", 0)
         self._load_loader(state)
+        self._restored_rng = self._draws.begun_anew(mix(self._seed, self._progress.step, rank))
 
     def _load_loader(self, state: dict[str, Any]) -> None:
         if self._loader is not None and self.stateful and "loader" in state:
@@ -93,6 +106,16 @@ class Position:
             return len(self._loader)
         except TypeError:
             return None
+
+    def follow_loader(self) -> None:
+        """A loader that found out that its epoch had ended, or drops what another world left of it, is in the next."""
+        epoch = self._loader_epoch()
+        if epoch is not None and epoch - self._ahead > self._progress.epoch:
+            self._progress.epoch, self._progress.batch = epoch - self._ahead, 0
+
+    def _loader_epoch(self) -> int | None:
+        epoch = getattr(self._loader, "epoch", None) if self.stateful else None
+        return epoch if isinstance(epoch, int) else None
 
     def restore_draws(self) -> None:
         """Where there is no loader: the generators as they were."""
@@ -114,6 +137,8 @@ class Position:
             self._draws.load_state_dict(self._epoch_rng)
         if self._epoch_rng is None or at_edge:
             self._epoch_rng = self._draws.state_dict()
+        if at_edge:
+            self._ahead = (self._loader_epoch() or self._progress.epoch) - self._progress.epoch
         self._tell_epoch()
         if not self.stateful and getattr(self._loader, "persistent_workers", False):
             self._loader._iterator = None  # its workers' generators would go on from the last epoch, out of our reach

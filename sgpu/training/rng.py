@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgpu.contract.errors import PositionError
+from sgpu.data.draws import held_generators, set_state, state_of
 
 
 def seed_everything(seed: int) -> int:
@@ -83,20 +84,38 @@ def loader_parts(loader: Any) -> Iterator[Any]:
 
 
 class Draws:
-    """All that a rank's batches and steps draw from: this process' generators, and those that its loader holds."""
+    """All that a rank's batches and steps draw from: this process' generators, and those that its loader holds.
+
+    The data set's own belong to it where samples are made in this process (workers have copies, made anew with each
+    iterator). A loader that keeps its own state sets its data set's itself.
+    """
 
     def __init__(self, loader: Any) -> None:
         self._rng = RngState()
         self._loader = loader
+        dataset = getattr(loader, "dataset", None)
+        self._held = list(held_generators(dataset)) if not hasattr(loader, "state_dict") else []
 
     def _generators(self) -> list[Any]:
         import torch
 
-        held = [getattr(part, "generator", None) for part in loader_parts(self._loader)]
-        return list({id(each): each for each in held if isinstance(each, torch.Generator)}.values())
+        told = [getattr(part, "generator", None) for part in loader_parts(self._loader)]
+        return list({id(each): each for each in told if isinstance(each, torch.Generator)}.values())
 
     def state_dict(self) -> dict[str, Any]:
-        return {**self._rng.state_dict(), "loader": [each.get_state() for each in self._generators()]}
+        return {
+            **self._rng.state_dict(), "loader": [each.get_state() for each in self._generators()],
+            "held": [state_of(each) for each in self._held],
+        }  # fmt: skip
+
+    def begun_anew(self, seed: int) -> dict[str, Any]:
+        """A state whose generators of this process begin at `seed`; those of the loader stay where they are."""
+        before = self._rng.state_dict()
+        try:
+            seed_everything(seed)
+            return self.state_dict()
+        finally:
+            self._rng.load_state_dict(before)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises:
@@ -111,3 +130,11 @@ class Draws:
             )
         for each, value in zip(live, saved, strict=True):
             each.set_state(value)
+        held = state.get("held", [])
+        if len(held) != len(self._held):
+            raise PositionError(
+                f"the checkpoint holds the state of {len(held)} generator(s) that the data set held; this one holds "
+                f"{len(self._held)}. Make the data set as it was."
+            )
+        for each, value in zip(self._held, held, strict=True):
+            set_state(each, value)

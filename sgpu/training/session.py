@@ -42,6 +42,7 @@ class Session:
     supervised: bool
     policy: CheckpointPolicy
     started_ns: int
+    seed: int
     forwarder: subprocess.Popen[bytes] | None = None
 
     def seconds_since_start(self) -> float:
@@ -95,9 +96,10 @@ def open_session() -> Session:
     if root is not None:
         run = RunDir(root)
         slot = Page(run.heartbeat).slot(rank)
+        spec = read_spec(run)
         return Session(
             run=run, slot=slot, rank=rank, world_size=world_size, generation=settings.generation(), supervised=True,
-            policy=read_spec(run).checkpoints, started_ns=process.this_process().started_ns,
+            policy=spec.checkpoints, started_ns=process.this_process().started_ns, seed=spec.seed,
         )  # fmt: skip
     restart = settings.torchrun_restart()
     if restart is None:
@@ -111,7 +113,7 @@ def open_session() -> Session:
     slot.start(generation)
     return Session(
         run=run, slot=slot, rank=rank, world_size=world_size, generation=generation, supervised=False,
-        policy=CheckpointPolicy(), started_ns=process.this_process().started_ns,
+        policy=CheckpointPolicy(), started_ns=process.this_process().started_ns, seed=read_spec(run).seed,
         forwarder=_start_forwarder(run) if rank == 0 else None,
     )  # fmt: skip
 

@@ -1,0 +1,209 @@
+"""Law 1: killed at any step and begun again, a run gives the batches, draws, losses and weights that it would have.
+
+A job is run once undisturbed. Then it is run again and killed (SIGKILL) at every step: each process restores the newest
+checkpoint, completes one step, has it checkpointed, and dies in the middle of the next. What each of them did, from
+other initial weights and other seeds, must be what the undisturbed run did, to the bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+
+from sgpu import settings
+from sgpu.checkpoint import Catalog
+from sgpu.contract.heartbeat import Page
+from sgpu.contract.policies import CheckpointPolicy
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec, Tracking
+from sgpu.testing.laws.fresh import FreshProcesses
+from sgpu.training import TrainLoop, seed_everything
+
+_DEADLINE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResumeCase:
+    """A job whose data come from the pipeline under test.
+
+    Attributes:
+        make_loader: makes the loader; called once in each process.
+        read: a batch -> the numbers of its samples, and their features, float32 of shape (samples, width).
+        each_epoch: the numbers that an epoch must hold, sorted; None: not looked at (an endless stream).
+        width: features a sample.
+        options: further arguments of `TrainLoop`.
+    """
+
+    make_loader: Callable[[], Any]
+    read: Callable[[Any], tuple[list[int], torch.Tensor]]
+    each_epoch: tuple[int, ...] | None
+    width: int = 4
+    options: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 3})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger:
+    """What one process did.
+
+    Attributes:
+        began_at: the step that it restored.
+        records: one a batch: step, epoch, samples, features, loss, learning rate, draws.
+        digest: of weights, optimizer and counters at the end; None: it was killed before.
+    """
+
+    began_at: int
+    records: tuple[tuple[Any, ...], ...]
+    digest: str | None
+
+
+def check_resume_at_every_step(case: ResumeCase, folder: pathlib.Path, processes: FreshProcesses) -> Ledger:
+    """Asserts the law for a case.
+
+    Returns:
+        The undisturbed run's, for assertions of the caller's own.
+
+    Raises:
+        AssertionError: what differs, and where.
+    """
+    _travel_by_value(case.make_loader, case.read)
+    whole = _run(case, folder / "whole", processes, number=0, kill=False)
+    assert whole.digest is not None
+    _check_epochs(case, whole)
+    last = whole.records[-1][0] + 1
+    for step in range(last):
+        part = _run(case, folder / "killed", processes, number=step + 1, kill=step < last - 1)
+        assert part.began_at == step, f"process {step} restored step {part.began_at}"
+        begin = next(place for place, record in enumerate(whole.records) if record[0] == step)
+        told = whole.records[begin : begin + len(part.records)]
+        assert part.records == told, _difference(step, told, part.records)
+        assert part.digest in (None, whole.digest), "all steps were the same, but not the weights at the end"
+    assert part.digest == whole.digest
+    return whole
+
+
+def _travel_by_value(*functions: Callable[..., Any]) -> None:
+    for function in functions:
+        module = sys.modules.get(getattr(function, "__module__", None) or "")
+        if module is not None and module.__name__ != "__main__" and not module.__name__.startswith("sgpu."):
+            cloudpickle.register_pickle_by_value(module)
+
+
+def _check_epochs(case: ResumeCase, whole: Ledger) -> None:
+    """Else the law could hold for a pipeline that gives the same batch for ever."""
+    epochs: dict[int, list[int]] = {}
+    for _, epoch, numbers, *_ in whole.records:
+        epochs.setdefault(epoch, []).extend(numbers)
+    if case.each_epoch is not None:
+        for epoch, numbers in epochs.items():
+            assert tuple(sorted(numbers)) == case.each_epoch, f"epoch {epoch} held {sorted(numbers)}"
+    assert len({record[3] for record in whole.records}) == len(whole.records), "two batches had the same features"
+
+
+def _difference(step: int, told: tuple[Any, ...], found: tuple[Any, ...]) -> str:
+    for one, other in zip(told, found, strict=False):
+        if one != other:
+            return f"resumed from step {step}: expected {one}, found {other}"
+    return f"resumed from step {step}: expected {len(told)} batches, found {len(found)}"
+
+
+# ---- the processes
+
+
+def _run(case: ResumeCase, folder: pathlib.Path, processes: FreshProcesses, *, number: int, kill: bool) -> Ledger:
+    folder.mkdir(parents=True, exist_ok=True)
+    ledger, log = folder / f"ledger{number}.jsonl", folder / f"log{number}"
+    code = processes.run(functools.partial(_train, case, folder, ledger, number, kill), log=log)
+    assert code == (-signal.SIGKILL if kill else 0), f"process {number} ended with {code}:\n{log.read_text()[-4000:]}"
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    digest = None if kill else lines.pop()
+    return Ledger(began_at=lines.pop(0), records=tuple(_frozen(line) for line in lines), digest=digest)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
+
+
+def _train(case: ResumeCase, folder: pathlib.Path, ledger: pathlib.Path, number: int, kill: bool) -> None:
+    """The job: dropout, batch norm, AdamW, a scheduler, draws of its own."""
+    torch.set_num_threads(1)
+    _be_the_only_worker(folder / f"run{number}")
+    seed_everything(1000 + max(1, number))  # the first that is killed begins as the undisturbed one does
+    model = torch.nn.Sequential(
+        torch.nn.Linear(case.width, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5),
+        torch.nn.Linear(8, 1),
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.7)
+    root = folder / "checkpoints"
+    loop = TrainLoop(
+        model=model, optimizer=optimizer, scheduler=scheduler, loader=case.make_loader(),
+        checkpoints=CheckpointPolicy(str(root), every_steps=1, keep_last=3), **case.options,
+    )  # fmt: skip
+    output = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    began_at = loop.step
+    _tell(output, began_at)
+    for batch in loop:
+        numbers, features = case.read(batch)
+        rows = features if len(features) > 1 else torch.cat([features, 2 * features])  # batch norm needs two
+        loss = model(rows).square().mean()
+        draws = [float(torch.rand(())), float(np.random.rand())]
+        sample = hashlib.sha256(features.numpy().tobytes()).hexdigest()[:16]
+        rate = scheduler.get_last_lr()[0]
+        _tell(output, [loop.step, loop.epoch, numbers, sample, loss.item(), rate, draws])
+        if kill and loop.step > began_at:
+            _wait_for_step(root, loop.step)
+            os.kill(os.getpid(), signal.SIGKILL)
+        loss.backward()
+        if loop.is_update_step:
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+    _tell(output, _digest(model, optimizer, loop))
+
+
+def _tell(output: int, value: Any) -> None:
+    os.write(output, json.dumps(value).encode() + b"\n")
+
+
+def _wait_for_step(root: pathlib.Path, step: int) -> None:
+    """Until the background save of the step before is committed; it is the one that the next process must find."""
+    deadline = time.monotonic() + _DEADLINE_SECONDS
+    while step not in Catalog(str(root)).steps():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"no checkpoint of step {step} within {_DEADLINE_SECONDS:g} s")
+        time.sleep(0.005)
+
+
+def _digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loop: TrainLoop) -> str:
+    found = hashlib.sha256(f"{loop.step} {loop.epoch}".encode())
+    for name, value in model.state_dict().items():
+        found.update(name.encode() + value.numpy().tobytes())
+    for key, state in optimizer.state_dict()["state"].items():
+        for name, value in sorted(state.items()):
+            found.update(f"{key}/{name}".encode() + value.numpy().tobytes())
+    return found.hexdigest()
+
+
+def _be_the_only_worker(root: pathlib.Path) -> None:
+    """As an agent would start it, so that nothing is started for a run without one (a forwarder of metrics)."""
+    run = RunDir(root)
+    run.create()
+    Page.create(run.heartbeat, 1).close()
+    RunSpec(
+        id=run.id, name="law", created=time.time(), backend="local", world_size=1, gpus_per_node=1, accelerator="cpu",
+        seed=1, tracking=Tracking(uri="", experiment="law"), python=sys.executable, working_dir=str(root),
+    ).write(run)  # fmt: skip
+    settings.adopt({"SGPU_RUN_DIR": str(run.root), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
