@@ -54,3 +54,11 @@ def read_outcome(run: RunDir, generation: int, rank: int) -> Outcome | None:
         return None
     value: dict[str, Any] = pickle.loads(content)
     return Outcome(**value)
+
+
+def rebuild_exception(kind: type[BaseException], args: tuple[Any, ...], attributes: dict[str, Any]) -> BaseException:
+    """An exception as it was, without its constructor, which may want other arguments than `args`."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error

@@ -16,15 +16,25 @@ from typing import Any
 import cloudpickle
 
 from sgpu.contract import payload
+from sgpu.contract.errors import (
+    CheckpointMismatchError,
+    ListingChangedError,
+    PayloadError,
+    PositionError,
+    UnsafeCheckpointError,
+)
 from sgpu.contract.heartbeat import Page, Slot
-from sgpu.contract.outcome import Outcome
+from sgpu.contract.outcome import Outcome, rebuild_exception
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, read_spec
 from sgpu.training import Preempted, seed_everything
 from sgpu.worker.cpu import allow_nccl_names, separate_async_saves
 
 # Fails the same way each time, whatever machine it runs on.
-_UNRECOVERABLE = (ImportError, NameError, SyntaxError, NotImplementedError)
+_UNRECOVERABLE = (
+    ImportError, NameError, SyntaxError, NotImplementedError, PayloadError, CheckpointMismatchError,
+    UnsafeCheckpointError, ListingChangedError, PositionError,
+)  # fmt: skip
 # What peers of a rank that ended see, by what torch's back-ends say (they raise plain RuntimeErrors).
 _COLLATERAL = (
     "connection closed by peer",
@@ -116,12 +126,34 @@ def _pack_result(value: Any) -> tuple[bytes | None, str | None]:
     return buffer.getvalue(), None
 
 
+class _AsItWas:
+    """Pickled, it becomes the exception itself, without what cannot travel."""
+
+    def __init__(self, error: BaseException) -> None:
+        travels = {name: value for name, value in vars(error).items() if _pack_result(value)[0] is not None}
+        self._parts = type(error), error.args, travels
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return rebuild_exception, self._parts
+
+
+def _pack_exception(error: BaseException) -> bytes | None:
+    """None where it cannot be rebuilt. Pickle gives `args` to the constructor, which may make another message of them."""
+    for what in (error, _AsItWas(error)):
+        content, _ = _pack_result(what)
+        if content is None:
+            continue
+        try:
+            again = pickle.loads(content)
+            if type(again) is type(error) and str(again) == str(error):
+                return content
+        except Exception:  # noqa: BLE001 - odd constructors may raise anything
+            continue
+    return None
+
+
 def _exception(error: BaseException, kind: Any, slot: Slot, *, rank: int, generation: int) -> Outcome:
-    try:
-        content: bytes | None = cloudpickle.dumps(error)
-        pickle.loads(content or b"")
-    except Exception:  # noqa: BLE001 - exceptions with odd constructors: their text goes instead
-        content = None
+    content = _pack_exception(error)
     text = _user_traceback(error)
     print(text, file=sys.stderr, flush=True)
     message = str(error)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from sgpu.contract.errors import CheckpointMismatchError, PositionError, VolumeError
 from sgpu.contract.heartbeat import Page, Slot
 from sgpu.worker import bootstrap
 
@@ -99,7 +100,29 @@ def test_an_exception_goes_whole_where_it_can(slot: Slot) -> None:
     assert "raise error" in outcome.traceback
 
 
-@pytest.mark.parametrize("error", [_NeedsTwoError(1, 2), _HoldsALockError()], ids=lambda error: type(error).__name__)
+class _SaysMoreError(Exception):
+    def __init__(self, code: int) -> None:
+        super().__init__(f"failed with {code}")
+        self.code = code
+
+
+class _CannotTravelError(Exception):
+    def __init__(self) -> None:
+        super().__init__(threading.Lock())
+
+
+@pytest.mark.parametrize(
+    "error", [_NeedsTwoError(1, 2), _SaysMoreError(7), _HoldsALockError(), FileNotFoundError(2, "No such file", "x")],
+    ids=lambda error: type(error).__name__,
+)  # fmt: skip
+def test_an_exception_keeps_its_type_and_text_whatever_its_constructor_wants(error: Exception, slot: Slot) -> None:
+    again = pickle.loads(_outcome(error, slot).exception)
+    assert (type(again), again.args, str(again)) == (type(error), error.args, str(error))
+    assert getattr(again, "code", None) == getattr(error, "code", None)
+    assert not hasattr(again, "lock")
+
+
+@pytest.mark.parametrize("error", [_CannotTravelError()], ids=lambda error: type(error).__name__)
 def test_an_exception_that_cannot_goes_as_text(error: Exception, slot: Slot) -> None:
     outcome = _outcome(error, slot)
     assert outcome.exception is None
@@ -125,6 +148,9 @@ def test_an_exception_that_cannot_goes_as_text(error: Exception, slot: Slot) -> 
         (NameError("name 'x' is not defined"), False, True),
         (UnboundLocalError("x"), False, True),
         (NotImplementedError(), False, True),
+        (CheckpointMismatchError("weight has another shape"), False, True),
+        (PositionError("another data set"), False, True),
+        (VolumeError("not mounted"), False, False),
         (KeyError("x"), False, False),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
