@@ -138,7 +138,7 @@ class _AsItWas:
 
 
 def _pack_exception(error: BaseException) -> bytes | None:
-    """None where it cannot be rebuilt. Pickle gives `args` to the constructor, which may make another message of them."""
+    """None where it cannot be rebuilt. Pickle gives `args` to the constructor: it may make another message of them."""
     for what in (error, _AsItWas(error)):
         content, _ = _pack_result(what)
         if content is None:
