@@ -25,7 +25,7 @@ from sgpu.contract.errors import InputError
 NAMES: tuple[str, ...] = (
     "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
     "SGPU_ON_KERNEL_EXIT", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_STORE",
-    "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
+    "SGPU_CHECKPOINT_HELPER", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
     "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
@@ -33,7 +33,7 @@ NAMES: tuple[str, ...] = (
 # What the agent sets for each worker.
 WORKER_NAMES: frozenset[str] = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "SGPU_STORE", "SGPU_RUN_DIR", "SGPU_GENERATION",
+    "SGPU_STORE", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_CHECKPOINT_HELPER",
 })  # fmt: skip
 
 
@@ -137,6 +137,11 @@ def store_address() -> tuple[str, int] | None:
         return None
     host, _, port = text.rpartition(":")
     return host, int(port)
+
+
+def checkpoint_helper() -> str | None:
+    """Name of the socket of the process that finishes this node's checkpoints; set by the agent."""
+    return os.environ.get("SGPU_CHECKPOINT_HELPER") or None
 
 
 def master_address() -> tuple[str, int] | None:

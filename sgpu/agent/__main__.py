@@ -12,6 +12,7 @@ import threading
 import time
 
 from sgpu import settings
+from sgpu.agent.checkpoint_helper import CheckpointHelper
 from sgpu.agent.forwarder import Forwarder
 from sgpu.agent.supervisor import Supervisor
 from sgpu.agent.workers import ZygoteHost
@@ -25,6 +26,7 @@ from sgpu.contract.status import Status, read_status
 
 _EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 2, "PREEMPTED": 75}
 _FORWARDER_SECONDS = 45.0
+_CHECKPOINT_SECONDS = 60.0
 
 
 def _environment(spec: RunSpec) -> dict[str, str]:
@@ -67,11 +69,14 @@ class StopReasons:
 
 
 def _supervise(run: RunDir, spec: RunSpec, forwarder: Forwarder) -> Status:
+    environment = _environment(spec)
+    helper = CheckpointHelper(run, python=spec.python, ranks=spec.world_size, environment=environment)
     host = ZygoteHost(
-        python=spec.python, run=run.root, environment=_environment(spec), log=run.agent_log,
-        spared=forwarder.pids,
+        python=spec.python, run=run.root, environment={**environment, "SGPU_CHECKPOINT_HELPER": helper.name},
+        log=run.agent_log, spared=lambda: [*forwarder.pids(), *helper.pids()],
     )  # fmt: skip
     host.open()
+    helper.open()
     forwarder.keep_running()
     generations = run.generations()
     page = _page(run, spec)
@@ -83,6 +88,7 @@ def _supervise(run: RunDir, spec: RunSpec, forwarder: Forwarder) -> Status:
         ).supervise()  # fmt: skip
     finally:
         host.close()
+        helper.close(_CHECKPOINT_SECONDS)
 
 
 def _page(run: RunDir, spec: RunSpec) -> Page:

@@ -1,4 +1,4 @@
-"""From done-files to a commit: in the background, through the store alone, without collectives.
+"""From done-files to a commit: in the background, through the store alone, without collectives, without torch.
 
 Each rank writes its share, then `.done-<rank>.json`; or `.failed-<rank>.json`, which ends the save for all. Rank 0
 waits for all of them, compares, and publishes. The others wait for the commit record.
@@ -9,97 +9,74 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    BytesStorageMetadata,
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
-
-from sgpu import settings
-from sgpu.checkpoint import metadata_pickle, names, versions
+from sgpu.checkpoint import metadata_write, names
+from sgpu.checkpoint.job import Row, SaveJob
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
+from sgpu.checkpoint.metadata_pickle import OUR_SAVE_ID, Box, CheckpointIndex, Chunk, Place, TensorInfo
 from sgpu.checkpoint.publish import check_sizes, publish
-from sgpu.checkpoint.share import Slot
 from sgpu.checkpoint.storage import Store
 from sgpu.checkpoint.write import WrittenFile
 from sgpu.contract.errors import CheckpointSaveError
 
-FIRST_LOOK_SECONDS = 0.002
+FIRST_LOOK_SECONDS = 0.005
 LAST_LOOK_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
-    """What a rank staged, before it is written. `objects` are the checksums of what all ranks must hold alike."""
+class Patience:
+    """How long other ranks are waited for.
 
-    rank: int
-    view: str
-    objects: dict[str, str]
-    slots: tuple[Slot, ...]
-    object_names: tuple[str, ...]
+    Attributes:
+        seconds: without any progress; asked anew each time.
+        may_come: whether a rank can still deliver, as far as is known here.
+        pause: waits so many seconds, or less where there is news.
+    """
 
-    def to_json(self, written: list[WrittenFile]) -> dict[str, Any]:
-        slots = [
-            [list(s.names), s.dtype, list(s.shape), list(s.chunk.offsets), list(s.chunk.sizes), len(s.around.head),
-             s.around.data_bytes]
-            for s in self.slots
-        ]  # fmt: skip
-        return {
-            "rank": self.rank,
-            "view": self.view,
-            "objects": self.objects,
-            "slots": slots,
-            "object_names": list(self.object_names),
-            "files": [file.to_json() for file in written],
-        }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Commit:
-    step: int
-    attempt: int
-    folder: str
-    world_size: int
-    metadata: dict[str, Any]
+    seconds: Callable[[], float]
+    may_come: Callable[[int], bool] = lambda rank: True
+    pause: Callable[[float], None] = time.sleep
 
 
 def wait_for(
-    store: Store, folder: str, reached: Callable[[list[str]], int], goal: int, patience: Callable[[], float], what: str
+    store: Store, folder: str, missing: Callable[[list[str]], Iterable[int]], patience: Patience, what: str
 ) -> None:
-    """Looks into the folder until `reached` gives `goal`.
+    """Looks into the folder until no rank is missing.
 
     A store tells nobody that a file appeared, so it has to be looked at: often at first, then five times a second.
 
     Raises:
-        CheckpointSaveError: a rank failed, or nothing moved for `patience()` seconds.
+        CheckpointSaveError: a rank failed or cannot come any more, or nothing moved for `patience.seconds()`.
     """
     pause, best = FIRST_LOOK_SECONDS, -1
     last = time.monotonic()
+    where = f"{store.url}/{folder}"
     while True:
         found = store.names(folder)
         for rank in names.told_ranks(found, "failed"):
-            raise CheckpointSaveError(_reason(store, folder, rank), rank=rank, path=f"{store.url}/{folder}")
-        now = reached(found)
-        if now >= goal:
+            raise CheckpointSaveError(_reason(store, folder, rank), rank=rank, path=where)
+        left = list(missing(found))
+        if not left:
             return
-        if now > best:
-            best, last = now, time.monotonic()
-        if time.monotonic() - last > patience():
+        gone = [rank for rank in left if not patience.may_come(rank)]
+        if gone and not set(gone) - set(missing(store.names(folder))):
             raise CheckpointSaveError(
-                f"{store.url}/{folder} was not committed: waited {patience():.0f} s for {what}, have {now} of {goal}.",
-                path=f"{store.url}/{folder}",
+                f"{where} was not committed: rank {gone[0]} ended before it handed over its share.",
+                rank=gone[0],
+                path=where,
             )
-        time.sleep(pause)
+        if best < 0 or len(left) < best:
+            best, last = len(left), time.monotonic()
+        if time.monotonic() - last > patience.seconds():
+            raise CheckpointSaveError(
+                f"{where} was not committed: waited {patience.seconds():.0f} s for {what}; missing: "
+                f"rank {', '.join(map(str, left[:10]))}.",
+                path=where,
+            )
+        patience.pause(pause)
         pause = min(pause * 1.5, LAST_LOOK_SECONDS)
 
 
@@ -117,125 +94,165 @@ def _read_told(store: Store, path: str) -> dict[str, Any]:
 
 
 def tell_failed(store: Store, folder: str, rank: int, reason: str) -> None:
-    store.put(f"{folder}/{names.failed_name(rank)}", [memoryview(json.dumps({"reason": reason}).encode())])
+    """Ends the others' waiting, unless one has done so already."""
+    if not names.told_ranks(store.names(folder), "failed"):
+        content = json.dumps({"reason": reason}).encode()
+        store.put(f"{folder}/{names.failed_name(rank)}", [memoryview(content)])
 
 
-def tell_done(store: Store, folder: str, promise: Promise, written: list[WrittenFile]) -> None:
-    content = json.dumps(promise.to_json(written), separators=(",", ":")).encode()
-    store.put(f"{folder}/{names.done_name(promise.rank)}", [memoryview(content)])
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What one rank has written, as its done-file says. `objects` must be alike on all ranks."""
+
+    rank: int
+    view: str
+    objects: dict[str, str]
+    rows: tuple[Row, ...]
+    own_objects: tuple[str, ...]
+    files: tuple[WrittenFile, ...]
+
+    @classmethod
+    def of(cls, job: SaveJob, written: Iterable[WrittenFile]) -> Told:
+        return cls(
+            rank=job.rank, view=job.layout.view, objects=job.objects, rows=job.layout.rows,
+            own_objects=tuple(name for name, _ in job.own_objects), files=tuple(written),
+        )  # fmt: skip
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank, "view": self.view, "objects": self.objects,
+            "rows": [row.to_json() for row in self.rows], "own_objects": self.own_objects,
+            "files": [file.to_json() for file in self.files],
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Told:
+        return cls(
+            rank=value["rank"], view=value["view"], objects=value["objects"],
+            rows=tuple(map(Row.from_json, value["rows"])), own_objects=tuple(value["own_objects"]),
+            files=tuple(map(WrittenFile.from_json, value["files"])),
+        )  # fmt: skip
 
 
-def commit(store: Store, job: Commit, patience: Callable[[], float]) -> Manifest:
+def tell_done(store: Store, job: SaveJob, written: list[WrittenFile]) -> None:
+    content = json.dumps(Told.of(job, written).to_json(), separators=(",", ":")).encode()
+    store.put(f"{job.folder}/{names.done_name(job.rank)}", [memoryview(content)])
+
+
+def commit(store: Store, job: SaveJob, patience: Patience) -> Manifest:
     """Rank 0's part."""
     folder = job.folder
-    wait_for(store, folder, lambda found: len(names.told_ranks(found, "done")), job.world_size, patience,
-             "the shares of all ranks")  # fmt: skip
-    told = [_read_told(store, f"{folder}/{names.done_name(rank)}") for rank in range(job.world_size)]
+
+    def missing(found: list[str]) -> Iterable[int]:
+        return sorted(set(range(job.world_size)) - set(names.told_ranks(found, "done")))
+
+    wait_for(store, folder, missing, patience, "the shares of all ranks")
+    told = [
+        Told.from_json(_read_told(store, f"{folder}/{names.done_name(rank)}")) for rank in range(job.world_size)
+    ]  # fmt: skip
     where = f"{store.url}/{folder}"
-    _check_alike(told, where)
-    files = {file["name"]: WrittenFile.from_json(file) for rank in told for file in rank["files"]}
-    metadata, entries = _assemble(told, files, where)
+    check_alike(told, where)
+    index, entries = assemble(told, where)
     check_sizes(store, folder, entries)
-    manifest = Manifest(
-        step=job.step,
-        attempt=job.attempt,
-        world_size=job.world_size,
-        files=entries,
-        created_unix_seconds=time.time(),
-        versions=versions.all_versions(),
-        run_id=run.name if (run := settings.run_dir()) else None,
-        metadata=job.metadata,
-    )
 
     def clean() -> None:
         for rank in range(job.world_size):
             store.delete(f"{folder}/{names.done_name(rank)}")
 
-    return publish(store, folder, manifest, metadata, clean)
+    return publish(store, folder, manifest_of(job, entries), metadata_write.encode(index, where), clean)
 
 
-def _check_alike(told: list[dict[str, Any]], where: str) -> None:
+def manifest_of(job: SaveJob, entries: dict[str, FileEntry]) -> Manifest:
+    return Manifest(
+        step=job.step, attempt=job.attempt, world_size=job.world_size, files=entries,
+        created_unix_seconds=time.time(), versions=job.versions, run_id=job.run_id, metadata=job.metadata,
+    )  # fmt: skip
+
+
+def wait_for_commit(store: Store, job: SaveJob, patience: Patience) -> None:
+    """The other ranks' part."""
+    wait_for(
+        store, job.folder, lambda found: [] if names.METADATA in found else [0], patience, "the commit by rank 0"
+    )  # fmt: skip
+
+
+def check_alike(told: list[Told], where: str) -> None:
     """What is kept once must be the same on all ranks, or a restore would give all ranks one rank's."""
     for rank in told[1:]:
-        if rank["view"] != told[0]["view"]:
+        if rank.view != told[0].view:
             raise CheckpointSaveError(
-                f"{where} was not committed: rank {rank['rank']} holds other tensors (names, shapes or dtypes) in its "
+                f"{where} was not committed: rank {rank.rank} holds other tensors (names, shapes or dtypes) in its "
                 "state than rank 0. Give every rank the same state; what differs goes into per_rank.",
                 path=where,
-                rank=rank["rank"],
+                rank=rank.rank,
             )
-        for name in sorted(rank["objects"].keys() | told[0]["objects"].keys()):
-            if rank["objects"].get(name) != told[0]["objects"].get(name):
+        for name in sorted(rank.objects.keys() | told[0].objects.keys()):
+            if rank.objects.get(name) != told[0].objects.get(name):
                 raise CheckpointSaveError(
-                    f"{where} was not committed: the values in state[{name!r}] of rank {rank['rank']} are not those of "
+                    f"{where} was not committed: the values in state[{name!r}] of rank {rank.rank} are not those of "
                     "rank 0, and only one of them could be kept. Put what differs between ranks into per_rank.",
                     path=where,
-                    rank=rank["rank"],
+                    rank=rank.rank,
                 )
 
 
-def _assemble(
-    told: list[dict[str, Any]], files: dict[str, WrittenFile], where: str
-) -> tuple[Metadata, dict[str, FileEntry]]:
-    tensors: dict[str, Any] = {}
-    places: dict[MetadataIndex, _StorageInfo] = {}
-    items: dict[str, list[Item]] = {}
+def assemble(told: list[Told], where: str) -> tuple[CheckpointIndex, dict[str, FileEntry]]:
+    """The index of all ranks' files together, and each file's entry for the manifest.
+
+    Raises:
+        CheckpointSaveError: something was written otherwise than planned, or some elements by nobody.
+    """
+    shapes: dict[str, tuple[str, Box, list[Chunk]]] = {}
+    places: dict[tuple[str, Box | None], Place] = {}
+    objects: set[str] = set()
+    entries: dict[str, FileEntry] = {}
     for rank in told:
-        file = names.shard_name(rank["rank"])
-        spans = files[file].spans if file in files else ()
-        if len(spans) != len(rank["slots"]) + len(rank["object_names"]):
+        files = {file.name: file for file in rank.files}
+        shard = names.shard_name(rank.rank)
+        spans = files[shard].spans if shard in files else ()
+        if len(spans) != len(rank.rows) + len(rank.own_objects):
             raise CheckpointSaveError(
-                f"{where}/{file}: what was written is not what was planned", path=where, file=file
+                f"{where}/{shard}: what was written is not what was planned", path=where, file=shard
             )
-        for slot, span in zip(rank["slots"], spans, strict=False):
-            tensor_names, dtype, shape, offsets, sizes, head_bytes, data_bytes = slot
-            for name in tensor_names:
-                _add_chunk(tensors, name, dtype, shape, offsets, sizes)
-                places[MetadataIndex(name, offsets)] = _StorageInfo(file, span.offset, span.size_bytes)
-            items.setdefault(file, []).append(
+        items = []
+        for row, span in zip(rank.rows, spans, strict=False):
+            for name in row.names:
+                shapes.setdefault(name, (row.dtype, row.shape, []))[2].append(
+                    Chunk(offsets=row.offsets, sizes=row.sizes)
+                )
+                places[(name, row.offsets)] = Place(file=shard, offset=span.offset, size_bytes=span.size_bytes)
+            items.append(
                 Item(
-                    name=tensor_names[0], offset=span.offset, size_bytes=span.size_bytes, crc32c=span.crc32c,
-                    data_offset=span.offset + head_bytes, data_bytes=data_bytes,
+                    name=row.names[0], offset=span.offset, size_bytes=span.size_bytes, crc32c=span.crc32c,
+                    data_offset=span.offset + row.head_bytes, data_bytes=row.data_bytes,
                 )
             )  # fmt: skip
-        for name, span in zip(rank["object_names"], spans[len(rank["slots"]) :], strict=True):
-            tensors[name] = BytesStorageMetadata()
-            places[MetadataIndex(name)] = _StorageInfo(file, span.offset, span.size_bytes)
-            items.setdefault(file, []).append(
-                Item(name=name, offset=span.offset, size_bytes=span.size_bytes, crc32c=span.crc32c)
-            )
-    _check_covered(tensors, where)
-    entries = {
-        name: FileEntry(size_bytes=file.size_bytes, crc32c=file.crc32c, items=tuple(items.get(name, ())))
-        for name, file in files.items()
+        for name, span in zip(rank.own_objects, spans[len(rank.rows) :], strict=True):
+            objects.add(name)
+            places[(name, None)] = Place(file=shard, offset=span.offset, size_bytes=span.size_bytes)
+            items.append(Item(name=name, offset=span.offset, size_bytes=span.size_bytes, crc32c=span.crc32c))
+        for name, file in files.items():
+            kept = tuple(items) if name == shard else ()
+            entries[name] = FileEntry(size_bytes=file.size_bytes, crc32c=file.crc32c, items=kept)
+    tensors = {
+        name: TensorInfo(dtype=dtype, shape=shape, chunks=tuple(chunks))
+        for name, (dtype, shape, chunks) in shapes.items()
     }
-    metadata = Metadata(
-        state_dict_metadata=tensors,
-        planner_data={name: (name,) for name in tensors},
-        storage_data=places,
-        storage_meta=StorageMeta(checkpoint_id=where, save_id=metadata_pickle.OUR_SAVE_ID),
-    )
-    return metadata, entries
+    _check_covered(tensors, where)
+    index = CheckpointIndex(
+        tensors=tensors, objects=frozenset(objects), places=places,
+        paths={name: (name,) for name in [*tensors, *sorted(objects)]}, save_id=OUR_SAVE_ID,
+        version=metadata_write.DCP_VERSION,
+    )  # fmt: skip
+    return index, entries
 
 
-def _add_chunk(
-    tensors: dict[str, Any], name: str, dtype: str, shape: list[int], offsets: list[int], sizes: list[int]
-) -> None:
-    if name not in tensors:
-        tensors[name] = TensorStorageMetadata(
-            properties=TensorProperties(dtype=getattr(torch, dtype)), size=torch.Size(shape), chunks=[]
-        )
-    tensors[name].chunks.append(ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(sizes)))
-
-
-def _check_covered(tensors: dict[str, Any], where: str) -> None:
+def _check_covered(tensors: dict[str, TensorInfo], where: str) -> None:
     for name, tensor in tensors.items():
-        if isinstance(tensor, BytesStorageMetadata):
-            continue
         held = sum(math.prod(chunk.sizes) for chunk in tensor.chunks)
-        if held != math.prod(tensor.size):
+        if held != math.prod(tensor.shape):
             raise CheckpointSaveError(
-                f"{where} was not committed: the ranks wrote {held} of the {math.prod(tensor.size)} elements "
+                f"{where} was not committed: the ranks wrote {held} of the {math.prod(tensor.shape)} elements "
                 f"of {name}.",
                 path=where,
                 tensor=name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from torch.futures import Future
 from sgpu.checkpoint import checksum, metadata_pickle, names, versions
 from sgpu.checkpoint.envelope import bytes_of, envelope
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
+from sgpu.checkpoint.metadata_write import DCP_VERSION
 from sgpu.checkpoint.publish import check_sizes, publish
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
@@ -152,7 +154,8 @@ class VolumeWriter(StorageWriter):
             created_unix_seconds=time.time(),
             versions=versions.all_versions(),
         )
-        publish(store, "", manifest, metadata)
+        metadata.version = DCP_VERSION  # not an argument: older torch does not know it
+        publish(store, "", manifest, pickle.dumps(metadata))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

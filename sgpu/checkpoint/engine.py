@@ -6,6 +6,7 @@ import atexit
 import functools
 import logging
 import os
+import secrets
 import weakref
 from collections.abc import Collection, Mapping
 from types import TracebackType
@@ -13,9 +14,11 @@ from typing import Any, Literal
 
 import torch
 
-from sgpu.checkpoint import arguments, names, parts, prune, retention
-from sgpu.checkpoint.background import Flight, Pipeline
-from sgpu.checkpoint.commit import Commit
+from sgpu import settings
+from sgpu.checkpoint import arguments, names, parts, prune, retention, versions
+from sgpu.checkpoint.background import Flight, finish_in_background
+from sgpu.checkpoint.finish import try_to_tell
+from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.reports import Restored, SaveReport
 from sgpu.checkpoint.restore import Restorer
@@ -89,15 +92,20 @@ class Checkpointer:
         self._per_rank = dict(per_rank or {})
         arguments.check_per_rank(self._per_rank)
         self._store = store if store is not None else open_store(where or "")
-        self._timeout_seconds = timeout_seconds
         self._ranks = Ranks(rank, world_size, timeout_seconds)
-        self._stager = Stager(self._parts, self._per_rank, self._ranks.rank, self._ranks.world_size)
-        in_process = store is not None or self._store.local_root is None
-        self._writer: Writer = (ThreadWriter if in_process else HelperWriter)(self._store, self._stager.segment)
-        self._clock: Clock = SystemClock()
-        self._pipeline = Pipeline(
-            self._store, self._writer, policy, self._ranks.rank, self._clock, lambda: self._timeout_seconds
+        self._writer: Writer = (
+            ThreadWriter(self._store, timeout_seconds)
+            if store is not None
+            else HelperWriter(self._store, self._ranks.rank, generation, timeout_seconds)
         )
+        self._stager = Stager(
+            self._parts, self._per_rank, self._ranks.rank, self._ranks.world_size, self._writer.segment
+        )
+        self._settled = False
+        self._saves = 0
+        self._salt = secrets.token_bytes(4)
+        self._clock: Clock = SystemClock()
+        self._generation = generation
         self._staging = staging
         self._hooks = _join_before_steps(self, state) if staging == "background" else []
         self._attempt = self._agree_on_attempt(generation)
@@ -134,7 +142,7 @@ class Checkpointer:
         """
         self.wait()
         restorer = Restorer(self._store, self._parts, self._per_rank, self._ranks)
-        restored = restorer.restore()
+        restored = restorer.restore(self._writer)
         if restored is not None:
             self._restored_from = restored.path.rpartition("/")[2]
             self._damaged = frozenset(skipped.path.rpartition("/")[2] for skipped in restored.skipped)
@@ -169,12 +177,22 @@ class Checkpointer:
         self._require_open()
         self._settle(in_save=True)
         self._raise_error()
+        if not self._settled:
+            self._writer.settle()
+            self._settled = True
         folder, claim = self._next_folder(step)
-        job = Commit(step=step, attempt=self._attempt, folder=folder, world_size=self._ranks.world_size, metadata=noted)
         staged = self._stage(folder, claim=claim)
+        job = SaveJob(
+            folder=folder, step=step, attempt=self._attempt, generation=self._generation, rank=self._ranks.rank,
+            world_size=self._ranks.world_size, layout=staged.share.layout, objects={}, metadata=noted,
+            versions=versions.all_versions(), run_id=run.name if (run := settings.run_dir()) else None,
+            policy=self._policy, keep=(self._restored_from,) if self._restored_from else (),
+            damaged=tuple(self._damaged), since=started,
+        )  # fmt: skip
         flight = Flight(step=step, folder=folder, started=started, size_bytes=staged.size_bytes)
-        keep = [self._restored_from] if self._restored_from else []
-        flight.start(functools.partial(self._pipeline.run, staged, job, flight, keep, self._damaged))
+        self._saves += 1
+        mark = int.from_bytes(self._salt + self._saves.to_bytes(4, "little"), "little")
+        flight.start(functools.partial(finish_in_background, self._store, self._writer, staged, job, flight, mark))
         self._flight = flight
         flight.blocked_seconds = self._clock.monotonic() - started
 
@@ -215,13 +233,14 @@ class Checkpointer:
         for hook in self._hooks:
             hook.remove()
         self._writer.close()
-        self._stager.segment.close()
         self._ranks.close()
         self._raise_error()
 
     def leave(self) -> None:
         """What happens at the interpreter's end without `close()`: finishes what can be, and says what was lost."""
-        self._timeout_seconds = min(self._timeout_seconds, LEAVING_SECONDS)
+        self._writer.hurry(LEAVING_SECONDS)
+        if self._writer.outlives and self._flight is not None and self._flight.handed.wait(LEAVING_SECONDS):
+            return
         try:
             self.close()
         except CheckpointError as error:
@@ -262,14 +281,14 @@ class Checkpointer:
             failpoint("checkpoint.stage", self._ranks.rank)
             if claim and self._ranks.rank == 0:
                 self._claim_next()
-            staged = self._stager.stage(folder, deferring=self._staging == "background")
+            staged = self._stager.stage(deferring=self._staging == "background")
             reason = None
         except (OSError, CheckpointError) as error:
             reason = f"its state could not be staged: {error}"
             raise
         finally:
             if reason is not None:
-                self._pipeline.tell_failed(folder, reason)
+                try_to_tell(self._store, folder, self._ranks.rank, reason)
         return staged
 
     def _claim_next(self) -> None:

@@ -1,50 +1,189 @@
-"""The writing process: `python -m sgpu.checkpoint.helper URL DESCRIPTOR`. Loads no torch.
+"""The writing process. Loads no torch.
 
-Reads one job a line on its input (see `write.WriteJob`), answers one line each. It ends at an empty line, or when its
-input does, that is with its trainer, after the write in hand.
+    python -m sgpu.checkpoint.helper --link FD              a trainer's own: serves it over an open socket
+    python -m sgpu.checkpoint.helper --name NAME --ranks 8  an agent's: serves all trainers of a node (ranks 0 to 7)
+
+A trainer's own ends with its trainer, an agent's when its standard input does; both finish first what is in hand.
+Messages (see wire.py), each answered once unless it says otherwise:
+
+    open      rank, url, generation        whether a former trainer's memory comes with the answer
+    memory                                 a segment comes with it; no answer
+    save      job, mark, patience_seconds  when the checkpoint was whole (monotonic seconds), or the error
+    patience  seconds                      for the save under way; no answer
+    settle                                 nothing is being written from the memory any more
+    held                                   complete images of this node's ranks, with their memory
+    end                                    no answer: the trainer goes, whoever else holds its socket
 """
 
 from __future__ import annotations
 
-import json
-import mmap
+import argparse
 import os
+import socket
 import sys
+import threading
 from typing import Any
 
-from sgpu.checkpoint.storage import open_store
-from sgpu.checkpoint.write import WriteJob, write_share
-from sgpu.contract.errors import SgpuError
+from sgpu import settings
+from sgpu.checkpoint import wire
+from sgpu.checkpoint.desk import Desk, Shelf, Trainer, failure_to_json
+from sgpu.checkpoint.job import Layout, SaveJob
+from sgpu.checkpoint.segment import Segment
+from sgpu.checkpoint.storage import Store, open_store
+from sgpu.contract import failpoint
+from sgpu.contract.errors import CheckpointError, CheckpointSaveError
+from sgpu.contract.events import emit
+from sgpu.contract.rundir import RunDir
 
 NICENESS = 10
+# Saves whose trainer is gone wait so long for ranks that nothing is known of.
+ORPHAN_SECONDS = 10.0
 
 
-class _Memory:
-    """The trainer's segment; mapped again when it has grown."""
+class Connection:
+    """One trainer's side of the conversation, on a thread of its own; its saves run on another."""
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
-        self._map: mmap.mmap | None = None
+    def __init__(self, desk: Desk, link: socket.socket) -> None:
+        self._desk = desk
+        self._link = link
+        self._sending = threading.Lock()
+        self._trainer: Trainer | None = None
+        self._store: Store | None = None
+        self._shelf: Shelf | None = None
+        self._layout: Layout | None = None
+        self._work: threading.Thread | None = None
 
-    def view(self) -> memoryview:
-        size = os.fstat(self._descriptor).st_size
-        if self._map is None or len(self._map) != size:
-            self._map = mmap.mmap(self._descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        return memoryview(self._map)
+    def serve(self) -> None:
+        while (received := wire.receive(self._link)) is not None:
+            message, descriptors = received
+            if message["op"] == "end":
+                break
+            self._obey(message, descriptors)
+        if self._trainer is not None:
+            self._desk.leave(self._trainer, ORPHAN_SECONDS)
+        if self._work is not None:
+            self._work.join()
+        self._link.close()
+
+    def _answer(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        try:
+            with self._sending:
+                wire.send(self._link, message, descriptors or [])
+        except OSError:
+            return  # the trainer is gone; what it asked for was done all the same
+
+    def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
+        operation = message["op"]
+        if operation == "open":
+            self._open(message)
+            return
+        assert self._trainer is not None  # "open" comes first
+        assert self._store is not None
+        if operation == "memory":
+            (descriptor,) = descriptors
+            segment = Segment(descriptor, writable=False)
+            self._shelf = self._desk.put((self._store.url, self._trainer.rank), segment, self._trainer)
+        elif operation == "patience":
+            self._trainer.patience_seconds = message["seconds"]
+        elif operation == "held":
+            images = self._desk.images(self._store.url)
+            told = [{"job": job.to_json(), "written": [f.to_json() for f in written]} for _, job, written in images]
+            self._answer({"images": told}, [shelf.segment.descriptor for shelf, _, _ in images])
+        elif operation == "settle":
+            self._desk.wait_until(lambda: self._shelf is None or not self._shelf.running)
+            self._answer({})
+        elif operation == "save":
+            self._trainer.patience_seconds = message["patience_seconds"]
+            self._work = threading.Thread(target=self._save, args=(message, self._trainer, self._store))
+            self._work.start()
+
+    def _open(self, message: dict[str, Any]) -> None:
+        self._trainer = Trainer(rank=message["rank"], generation=message["generation"])
+        try:
+            self._store = open_store(message["url"])
+        except CheckpointError as error:
+            self._answer({"error": str(error)})
+            return
+        self._desk.arrive(self._trainer)
+        self._shelf = self._desk.take((self._store.url, self._trainer.rank), self._trainer)
+        self._answer({}, [] if self._shelf is None else [self._shelf.segment.descriptor])
+
+    def _save(self, message: dict[str, Any], trainer: Trainer, store: Store) -> None:
+        _arm(message["failpoints"])
+        try:
+            job = SaveJob.from_json(message["job"], self._layout)
+            self._layout = job.layout
+            assert self._shelf is not None  # "memory" comes before the first save
+            finished = self._desk.run(self._shelf, store, job, message["mark"], trainer)
+            if not trainer.alive and job.rank == 0:
+                _tell_committed(job, store, finished)
+            self._answer({"finished": finished})
+        except CheckpointSaveError as error:
+            self._answer(failure_to_json(error))
+        except BaseException as error:  # noqa: BLE001 - this thread's end: the trainer waits for word of it
+            self._answer({"error": f"{type(error).__name__}: {error}", "facts": {"rank": trainer.rank}})
+            sys.excepthook(*sys.exc_info())
+
+
+def _arm(failpoints: str) -> None:
+    """What a test armed in the trainer holds for what is done on its behalf."""
+    if failpoints != settings.failpoints():
+        settings.adopt({"SGPU_FAILPOINT": failpoints})
+        failpoint.reset()
+
+
+def _tell_committed(job: SaveJob, store: Store, finished: float) -> None:
+    """The trainer cannot any more."""
+    root = settings.run_dir()
+    if root is not None:
+        emit(
+            RunDir(root), "checkpoint_committed", generation=job.generation, rank=0, step=job.step,
+            blocked_seconds=job.blocked_seconds, save_seconds=finished - job.since, size_bytes=job.size_bytes,
+            path=f"{store.url}/{job.folder}",
+        )  # fmt: skip
+
+
+def _serve_one(descriptor: int) -> None:
+    Connection(Desk(None), socket.socket(fileno=descriptor)).serve()
+
+
+def _serve_node(name: str, ranks: int) -> None:
+    desk = Desk(frozenset(range(ranks)))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(wire.address(name))
+        listener.listen(1024)
+        threading.Thread(target=_accept, args=(listener, desk), daemon=True).start()
+        print("ready", flush=True)
+        sys.stdin.read()  # ends when the agent closes it, or ends itself
+    desk.wait_until(desk.idle, 2 * ORPHAN_SECONDS)
+    os._exit(0)  # trainers that are still connected are not waited for
+
+
+def _accept(listener: socket.socket, desk: Desk) -> None:
+    while True:
+        try:
+            link, _ = listener.accept()
+        except OSError:
+            return  # closed: the agent wants an end
+        try:
+            wire.require_same_user(link)
+        except CheckpointError:
+            link.close()
+            continue
+        threading.Thread(target=Connection(desk, link).serve, daemon=True).start()
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--link", type=int)
+    parser.add_argument("--name")
+    parser.add_argument("--ranks", type=int, default=1)
+    asked = parser.parse_args()
     os.nice(NICENESS)
-    store, memory = open_store(sys.argv[1]), _Memory(int(sys.argv[2]))
-    for line in sys.stdin:
-        if line == "\n":
-            break
-        try:
-            written = write_share(store, memory.view(), WriteJob.from_json(json.loads(line)))
-            answer: dict[str, Any] = {"files": [file.to_json() for file in written]}
-        except (OSError, SgpuError) as error:
-            answer = {"error": f"{type(error).__name__}: {error}"}
-        print(json.dumps(answer), flush=True)
+    if asked.link is not None:
+        _serve_one(asked.link)
+    else:
+        _serve_node(asked.name, asked.ranks)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class ModulePart:
         in_place = not saved.skeleton and all(_storage(tensor) in own for tensor in tensors.values())
         targets = {name: tensors[name] for name in saved.tensors.keys() & tensors.keys()}
         if in_place:
-            return Loading(targets=targets, finish=lambda: None)
+            return Loading(targets=targets, finish=lambda: None, live=frozenset(targets))
         # The state_dict is not (all of) the module's own memory: hand it over through load_state_dict.
         fresh = {name: new_tensor(info, tensors.get(name)) for name, info in saved.tensors.items()}
 

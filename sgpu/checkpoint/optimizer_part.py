@@ -60,10 +60,11 @@ class OptimizerPart:
         self._compare_groups(saved_groups, [[name for name, _ in group] for group in live_groups], problems)
         params = {name: param for group in live_groups for name, param in group}
         targets: dict[str, torch.Tensor] = {}
+        live: set[str] = set()
         options = list(self._optimizer.param_groups)
         for name, entries in saved.skeleton["state"].items():
             if name in params:
-                self._make_room(name, params[name], entries, saved.tensors, targets)
+                self._make_room(name, params[name], entries, saved.tensors, targets, live)
         for name, info in saved.tensors.items():
             targets.setdefault(name, new_tensor(info, None))
 
@@ -77,7 +78,7 @@ class OptimizerPart:
             for group, told in zip(options, saved_groups, strict=True):
                 group.update(values.decode(told["options"], targets.__getitem__))
 
-        return Loading(targets=targets, finish=finish)
+        return Loading(targets=targets, finish=finish, live=frozenset(live))
 
     def _compare_groups(self, saved: list[Any], live: list[list[str]], problems: Problems) -> None:
         saved_names = [group["params"] for group in saved]
@@ -98,6 +99,7 @@ class OptimizerPart:
         entries: dict[str, Any],
         saved: dict[str, Any],
         targets: dict[str, torch.Tensor],
+        live_names: set[str],
     ) -> None:
         """A target for each tensor of one parameter's state: the live one where it fits, else a new one."""
         live_state = self._optimizer.state.get(param, {})
@@ -111,6 +113,7 @@ class OptimizerPart:
                 info.shape,
             ):
                 targets[entry["name"]] = live
+                live_names.add(entry["name"])
             elif info.shape == tuple(param.shape) and key != "step":
                 targets[entry["name"]] = new_tensor(info, param.detach())
             else:

@@ -69,10 +69,13 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Loading:
-    """`targets` are filled first; `finish` is called when all targets of all parts are."""
+    """`targets` are filled first, those in `live` when all is known to be whole; `finish` is called when all of all
+    parts are.
+    """
 
     targets: dict[str, torch.Tensor]
     finish: Callable[[], None]
+    live: frozenset[str] = frozenset()
 
 
 class Part(Protocol):
@@ -183,7 +186,7 @@ class ContainerPart:
         def finish() -> None:
             _replace(self._container, values.decode(saved.skeleton, live.__getitem__))
 
-        return Loading(targets=live, finish=finish)
+        return Loading(targets=live, finish=finish, live=frozenset(live))
 
 
 def _replace(live: Any, saved: Any) -> Any:

@@ -1,20 +1,15 @@
-"""The last two files of a checkpoint: the manifest, then the commit record."""
+"""The last two files of a checkpoint: the manifest, then the commit record. Without torch."""
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
-
-from torch.distributed.checkpoint.metadata import Metadata
 
 from sgpu.checkpoint import checksum, names
 from sgpu.checkpoint.manifest import FileEntry, Manifest
 from sgpu.checkpoint.storage import Store
 from sgpu.contract.errors import CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
-
-DCP_VERSION = "1.0.0"
 
 
 def check_sizes(store: Store, folder: str, files: dict[str, FileEntry]) -> None:
@@ -31,12 +26,10 @@ def check_sizes(store: Store, folder: str, files: dict[str, FileEntry]) -> None:
 
 
 def publish(
-    store: Store, folder: str, manifest: Manifest, metadata: Metadata, before_commit: Callable[[], None] | None = None
+    store: Store, folder: str, manifest: Manifest, record: bytes, before_commit: Callable[[], None] | None = None
 ) -> Manifest:
     """Writes the manifest, then the commit record; `before_commit` is called between."""
     prefix = f"{folder}/" if folder else ""
-    metadata.version = DCP_VERSION  # not an argument: older torch does not know it
-    record = pickle.dumps(metadata)
     entry = FileEntry(size_bytes=len(record), crc32c=checksum.of(record))
     manifest = replace(manifest, files={**manifest.files, names.METADATA: entry})
     failpoint("checkpoint.manifest")

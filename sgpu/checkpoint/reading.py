@@ -8,7 +8,8 @@ import os
 import pathlib
 import pickle
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 
 import torch
@@ -21,18 +22,34 @@ from sgpu.checkpoint.storage import CHUNK_BYTES, Store
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointMismatchError, UnsafeCheckpointError
 
 Key = tuple[str, Box | None]
+PIECE_BYTES = 256 * 1024  # stays in the cache between reading and checking
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMemory:
+    """A file of a checkpoint that lies in somebody's staged memory, from `start` on."""
+
+    memory: memoryview
+    start: int
+    size_bytes: int
 
 
 class ItemReader:
     """Opens the files of a checkpoint. A remote one is brought to a temporary folder first, a file once.
 
-    `verify` all that is wanted before the first `load`: then nothing is overwritten by a checkpoint that turns out to
-    be damaged.
+    Whatever is loaded is checked on the way. `verify` what goes into live tensors before the first of them is loaded:
+    then nothing is overwritten by a checkpoint that turns out to be damaged.
+
+    Args:
+        store: where the checkpoint is.
+        opened: which.
+        in_memory: files that are taken from memory instead.
     """
 
-    def __init__(self, store: Store, opened: Opened) -> None:
+    def __init__(self, store: Store, opened: Opened, in_memory: Mapping[str, InMemory] | None = None) -> None:
         self.opened = opened
         self._store = store
+        self._in_memory = dict(in_memory or {})
         self._prefix = f"{opened.folder}/" if opened.folder else ""
         self._descriptors: dict[str, int] = {}
         self._fetched: tempfile.TemporaryDirectory[str] | None = None
@@ -60,24 +77,34 @@ class ItemReader:
         Raises:
             CheckpointCorruptError: names the file and the item.
         """
-        buffer = memoryview(bytearray(CHUNK_BYTES))
+        buffer = memoryview(bytearray(PIECE_BYTES))
         for key in sorted(set(keys), key=lambda key: self._order(key)):
             place = self.place(key)
             item = self._item(key, place)
             if item is None:
                 continue  # a plain DCP folder: nothing to compare with
-            value = 0
-            for start in range(0, place.size_bytes, CHUNK_BYTES):
-                part = buffer[: min(CHUNK_BYTES, place.size_bytes - start)]
-                self._read_into(place.file, place.offset + start, part, key[0])
-                value = checksum.of(part, value)
-            if value != item.crc32c:
-                raise self._damaged(place.file, key[0], "its bytes are not those that were written")
+            self._compare(item, self._sum(place.file, place.offset, place.size_bytes, key[0], buffer), place.file)
+
+    def _sum(self, file: str, offset: int, size: int, name: str, buffer: memoryview, value: int = 0) -> int:
+        if file in self._in_memory:
+            return checksum.of(self._memory(file, offset, size, name), value)
+        for start in range(0, size, PIECE_BYTES):
+            part = buffer[: min(PIECE_BYTES, size - start)]
+            self._read_into(file, offset + start, part, name)
+            value = checksum.of(part, value)
+        return value
+
+    def _compare(self, item: Item, value: int, file: str) -> None:
+        if value != item.crc32c:
+            raise self._damaged(file, item.name, "its bytes are not those that were written")
 
     def verify_file(self, file: str) -> bytes:
         """A whole small file, checked."""
         manifest = self.opened.manifest
-        content = self._store.read(self._prefix + file)
+        if file in self._in_memory:
+            content = bytes(self._memory(file, 0, self._in_memory[file].size_bytes, file))
+        else:
+            content = self._store.read(self._prefix + file)
         if manifest is not None:
             entry = manifest.files.get(file)
             if entry is None:
@@ -99,17 +126,36 @@ class ItemReader:
         place = self.place(key)
         item = self._item(key, place)
         whole = tuple(target.shape) == chunk.sizes
-        direct = item is not None and item.data_bytes > 0 and whole and target.device.type == "cpu"
-        if direct and target.is_contiguous() and self._dtype(name) == target.dtype:
-            assert item is not None  # for the type checker: part of `direct`
+        straight = item is not None and item.data_bytes > 0 and whole and target.device.type == "cpu"
+        if straight and target.is_contiguous() and self._dtype(name) == target.dtype:
+            assert item is not None  # for the type checker: part of `straight`
             self._check_data(name, chunk, place, item)
-            flat = target.detach().reshape(-1).view(torch.uint8)
-            self._read_into(place.file, item.data_offset, flat.numpy().data, name)
+            self._load_straight(name, place, item, target)
             return
         source = self._chunk(name, chunk, place, item)
         for dimension, (first, length) in enumerate(zip(start, target.shape, strict=True)):
             source = source.narrow(dimension, first, length)
         target.detach().copy_(source)
+
+    def _load_straight(self, name: str, place: Place, item: Item, target: torch.Tensor) -> None:
+        """From the file into the tensor, each byte once: it is checked while it is in the cache."""
+        flat = target.detach().reshape(-1).view(torch.uint8)
+        after = item.data_offset + item.data_bytes
+        buffer = memoryview(bytearray(PIECE_BYTES))
+        value = self._sum(place.file, place.offset, item.data_offset - place.offset, name, buffer)
+        if place.file in self._in_memory:
+            memory = self._memory(place.file, item.data_offset, item.data_bytes, name)
+            value = checksum.of(memory, value)
+            flat.copy_(torch.frombuffer(memory, dtype=torch.uint8))
+        else:
+            content = flat.numpy().data
+            for start in range(0, item.data_bytes, PIECE_BYTES):
+                part = content[start : start + PIECE_BYTES]
+                self._read_into(place.file, item.data_offset + start, part, name)
+                value = checksum.of(part, value)
+        self._compare(
+            item, self._sum(place.file, after, place.offset + place.size_bytes - after, name, buffer, value), place.file
+        )
 
     def place(self, key: Key) -> Place:
         place = self.opened.index.places.get(key)
@@ -123,9 +169,11 @@ class ItemReader:
     def _chunk(self, name: str, chunk: Chunk, place: Place, item: Item | None) -> torch.Tensor:
         if item is not None and item.data_bytes > 0:
             self._check_data(name, chunk, place, item)
-            content = bytearray(item.data_bytes)
-            self._read_into(place.file, item.data_offset, memoryview(content), name)
-            return torch.frombuffer(content, dtype=self._dtype(name)).reshape(chunk.sizes)
+            content = bytearray(self.read((name, chunk.offsets)))
+            self._compare(item, checksum.of(memoryview(content)), place.file)
+            start = item.data_offset - place.offset
+            data = memoryview(content)[start : start + item.data_bytes]
+            return torch.frombuffer(data, dtype=self._dtype(name)).reshape(chunk.sizes)
         return self._stock_chunk(name, chunk, place)
 
     def _stock_chunk(self, name: str, chunk: Chunk, place: Place) -> torch.Tensor:
@@ -180,6 +228,9 @@ class ItemReader:
     def _read_into(self, file: str, offset: int, target: memoryview, name: str) -> None:
         if not target.nbytes:
             return
+        if file in self._in_memory:
+            target[:] = self._memory(file, offset, target.nbytes, name)
+            return
         descriptor = self._open(file)
         done = 0
         while done < target.nbytes:
@@ -187,6 +238,12 @@ class ItemReader:
             if count == 0:
                 raise self._damaged(file, name, f"it ends at byte {offset + done}")
             done += count
+
+    def _memory(self, file: str, offset: int, size: int, name: str) -> memoryview:
+        found = self._in_memory[file]
+        if offset + size > found.size_bytes:
+            raise self._damaged(file, name, f"it ends at byte {found.size_bytes}")
+        return found.memory[found.start + offset : found.start + offset + size]
 
     def _open(self, file: str) -> int:
         if file not in self._descriptors:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class Restored:
             `Checkpointer.restored_per_rank(rank)` reads that of any former rank.
         metadata: what was given to `save`.
         skipped: newer checkpoints that are damaged.
+        source: "volume", or "memory" where all ranks' helper processes still held it.
     """
 
     step: int
@@ -36,6 +37,7 @@ class Restored:
     per_rank_restored: bool
     metadata: dict[str, Any] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
+    source: Literal["volume", "memory"] = "volume"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 
-from sgpu.checkpoint import choose, names, values
+from sgpu.checkpoint import choose, memory, names, values
 from sgpu.checkpoint.choose import Opened
 from sgpu.checkpoint.parts import SKELETON, Loading, Part, Problems, Saved
 from sgpu.checkpoint.ranks import Ranks
-from sgpu.checkpoint.reading import ItemReader, Key, overlap
+from sgpu.checkpoint.reading import InMemory, ItemReader, Key, overlap
 from sgpu.checkpoint.reports import Restored, Skipped
 from sgpu.checkpoint.share import local_chunk, local_part
 from sgpu.checkpoint.stage import RANK_FORMAT, object_name
 from sgpu.checkpoint.storage import Store
+from sgpu.checkpoint.writers import Writer
 from sgpu.contract.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -51,12 +52,27 @@ class _Ready:
     def apply(self, targets: Mapping[str, Any]) -> None:
         with torch.no_grad():
             for loading in self.loadings:
-                for name, tensor in loading.targets.items():
-                    _fill(self.reader, name, tensor)
+                for name in loading.live:
+                    _fill(self.reader, name, loading.targets[name])
         for loading in self.loadings:
             loading.finish()
         for name, state in (self.per_rank or {}).items():
             targets[name].load_state_dict(state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Candidate:
+    """A checkpoint to try: on the volume, or (with `opened`) as it lies in memory."""
+
+    folder: str
+    opened: Opened | None = None
+    in_memory: Mapping[str, InMemory] | None = None
+
+
+def _order(folder: str) -> names.StepFolder:
+    found = names.parse_step(folder)
+    assert found is not None  # a candidate's name was parsed, or made, before
+    return found
 
 
 class Restorer:
@@ -66,18 +82,39 @@ class Restorer:
         self._per_rank = per_rank
         self._ranks = ranks
 
-    def restore(self) -> Restored | None:
+    def restore(self, writer: Writer) -> Restored | None:
         started = time.monotonic()
         skipped: list[Skipped] = []
-        for folder in self._candidates():
+        with ExitStack() as stack:
+            image = self._newest_in_memory(writer, stack)
+            candidates: list[_Candidate] = [_Candidate(folder=folder) for folder in self._candidates()]
+            if image is not None and (not candidates or _order(image.folder) >= _order(candidates[0].folder)):
+                candidates.insert(0, image)
+            return self._restore_first(candidates, started, skipped)
+
+    def _newest_in_memory(self, writer: Writer, stack: ExitStack) -> _Candidate | None:
+        """What all ranks' helpers hold of one step, complete; where they do not, nothing that may still be committed
+        by them is left open.
+        """
+        found = memory.common_image(self._store, writer, self._ranks, stack)
+        if found is None:
+            writer.settle()
+            self._ranks.gather(None)  # all have settled, before anyone lists
+            return None
+        opened, files = found
+        return _Candidate(folder=opened.folder, opened=opened, in_memory=files)
+
+    def _restore_first(self, candidates: list[_Candidate], started: float, skipped: list[Skipped]) -> Restored | None:
+        for candidate in candidates:
+            folder = candidate.folder
             with ExitStack() as stack:
-                ready, verdict = self._look(folder, stack)
+                ready, verdict = self._look(candidate, stack)
                 reason = self._agree(folder, verdict)
                 if reason is None:
                     assert ready is not None  # this rank's verdict was as good as all others'
                     self._apply(ready, folder)
-                    return self._report(ready, folder, started, skipped)
-            path = f"{self._store.url}/{folder}"
+                    return self._report(ready, candidate, started, skipped)
+            path = f"{self._store.url}/{folder}" if candidate.opened is None else candidate.opened.path
             log.warning("checkpoint %s was passed over: %s", path, reason)
             skipped.append(Skipped(path=path, reason=reason))
         if skipped:
@@ -103,9 +140,10 @@ class Restorer:
             raise CheckpointError(f"{self._store.url} cannot be read: {told}", path=self._store.url)
         return told
 
-    def _look(self, folder: str, stack: ExitStack) -> tuple[_Ready | None, _Verdict]:
+    def _look(self, candidate: _Candidate, stack: ExitStack) -> tuple[_Ready | None, _Verdict]:
         try:
-            reader = stack.enter_context(ItemReader(self._store, choose.open_checkpoint(self._store, folder)))
+            opened = candidate.opened or choose.open_checkpoint(self._store, candidate.folder)
+            reader = stack.enter_context(ItemReader(self._store, opened, candidate.in_memory))
             return self._prepare(reader), _Verdict(ok=True)
         except CheckpointMismatchError as error:
             facts = {kind: list(error.facts.get(kind, [])) for kind in ("missing", "unexpected", "different")}
@@ -143,9 +181,13 @@ class Restorer:
         per_rank = self._own_state(reader, problems)
         self._require_fit(reader.opened, problems)
         wanted: set[Key] = set()
-        for loading in loadings:
-            for name, tensor in loading.targets.items():
-                wanted |= {(name, chunk.offsets) for chunk, *_ in _overlaps(reader, name, tensor)}
+        with torch.no_grad():
+            for loading in loadings:
+                for name, tensor in loading.targets.items():
+                    if name in loading.live:
+                        wanted |= {(name, chunk.offsets) for chunk, *_ in _overlaps(reader, name, tensor)}
+                    else:  # nobody's yet: checked while it is read, once
+                        _fill(reader, name, tensor)
         reader.verify(wanted)
         return _Ready(reader=reader, loadings=loadings, per_rank=per_rank)
 
@@ -205,13 +247,12 @@ class Restorer:
                 path=f"{self._store.url}/{folder}",
             )
 
-    def _report(self, ready: _Ready, folder: str, started: float, skipped: list[Skipped]) -> Restored:
-        found = names.parse_step(folder)
-        assert found is not None  # a candidate's name was parsed before
+    def _report(self, ready: _Ready, candidate: _Candidate, started: float, skipped: list[Skipped]) -> Restored:
         manifest = ready.reader.opened.manifest
         return Restored(
-            step=found.step,
-            path=ready.reader.opened.path,
+            step=_order(candidate.folder).step,
+            path=f"{self._store.url}/{candidate.folder}",
+            source="volume" if candidate.opened is None else "memory",
             seconds=time.monotonic() - started,
             world_size=manifest.world_size if manifest else 0,
             per_rank_restored=ready.per_rank is not None,

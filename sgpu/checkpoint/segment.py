@@ -1,48 +1,76 @@
-"""Memory that this process stages into and its helper writes from: one anonymous, shared, reused segment."""
+"""Memory that a trainer stages into and its helper writes from: one anonymous, shared, reused segment. Without torch.
+
+It begins with a page of its own: a mark that tells whether what follows is complete. A trainer that dies while it
+stages leaves it unmarked, and nobody takes the half for a whole.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
-
-import torch
+import struct
 
 from sgpu.checkpoint.storage import PAGE_BYTES
 
+HEADER_BYTES = PAGE_BYTES
+_MARK = struct.Struct("<Q")
+INCOMPLETE = 0
+
 
 class Segment:
-    """Has no name, so nothing is left when its processes end. It grows and is never shrunk; its pages stay warm."""
+    """Has no name, so nothing is left when all who hold it have ended. It grows, never shrinks; its pages stay warm.
 
-    def __init__(self) -> None:
-        self.descriptor = os.memfd_create("sgpu-checkpoint", os.MFD_CLOEXEC)
-        self.size_bytes = 0
-        self._map: mmap.mmap | None = None
-        self._tensor = torch.empty(0, dtype=torch.uint8)
+    Args:
+        descriptor: an open segment to take over (then this object's to close); None: a new one.
+        writable: False: to look at only.
+    """
 
-    def reserve(self, size_bytes: int) -> None:
-        """Makes room. Earlier views stay valid, on the same memory."""
+    def __init__(self, descriptor: int | None = None, *, writable: bool = True) -> None:
+        if descriptor is None:
+            descriptor = os.memfd_create("sgpu-checkpoint", os.MFD_CLOEXEC)
+            os.ftruncate(descriptor, HEADER_BYTES)
+        self.descriptor = descriptor
+        self._writable = writable
+        self._map = self._mapped()
+
+    def _mapped(self) -> mmap.mmap:
+        protection = mmap.PROT_READ | (mmap.PROT_WRITE if self._writable else 0)
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if self._writable else 0)
+        return mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size, flags=flags, prot=protection)
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self._map) - HEADER_BYTES
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Makes room; tells whether it grew. Earlier views stay valid, on the same memory."""
         if size_bytes <= self.size_bytes:
-            return
+            return False
         pages = -(-size_bytes // PAGE_BYTES)
-        self.size_bytes = pages * PAGE_BYTES
-        os.posix_fallocate(self.descriptor, 0, self.size_bytes)
-        self._map = mmap.mmap(self.descriptor, self.size_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
-        self._tensor = torch.frombuffer(self._map, dtype=torch.uint8)
-
-    def tensor(self, start: int, size_bytes: int) -> torch.Tensor:
-        return self._tensor[start : start + size_bytes]
-
-    def write(self, start: int, content: bytes) -> None:
-        assert self._map is not None
-        self._map[start : start + len(content)] = content
+        os.posix_fallocate(self.descriptor, 0, HEADER_BYTES + pages * PAGE_BYTES)
+        self._map = self._mapped()
+        return True
 
     def view(self) -> memoryview:
-        assert self._map is not None
-        return memoryview(self._map)
+        """What is staged; mapped anew where the other side made it grow."""
+        if os.fstat(self.descriptor).st_size != len(self._map):
+            self._map = self._mapped()
+        return memoryview(self._map)[HEADER_BYTES:]
+
+    def write(self, start: int, content: bytes) -> None:
+        at = HEADER_BYTES + start
+        self._map[at : at + len(content)] = content
+
+    @property
+    def mark(self) -> int:
+        return int(_MARK.unpack_from(self._map, 0)[0])
+
+    @mark.setter
+    def mark(self, value: int) -> None:
+        _MARK.pack_into(self._map, 0, value)
 
     def close(self) -> None:
-        self._tensor = torch.empty(0, dtype=torch.uint8)
-        self._map = None
+        """Views may live on; the memory goes when the last of them does."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

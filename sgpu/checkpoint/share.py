@@ -10,6 +10,7 @@ import torch
 
 from sgpu.checkpoint import checksum
 from sgpu.checkpoint.envelope import Envelope, envelope
+from sgpu.checkpoint.job import Layout, Row
 from sgpu.checkpoint.metadata_pickle import Box, Chunk
 from sgpu.checkpoint.parts import Held
 from sgpu.contract.errors import CheckpointSaveError
@@ -35,11 +36,10 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What this rank writes. `view` is the same on all ranks, or the save is refused."""
+    """What this rank writes: `layout` is the same as `slots`, in plain values."""
 
     slots: tuple[Slot, ...]
-    size_bytes: int
-    view: str
+    layout: Layout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,16 @@ def plan(tensors: dict[str, Held], rank: int, world_size: int) -> Share:
             )
         )
         start += around.size_bytes
-    return Share(slots=tuple(slots), size_bytes=start, view=_view(candidates))
+    rows = tuple(
+        Row(
+            names=slot.names, dtype=slot.dtype, shape=slot.shape, offsets=slot.chunk.offsets, sizes=slot.chunk.sizes,
+            head_bytes=len(slot.around.head), data_bytes=slot.around.data_bytes, size_bytes=slot.around.size_bytes,
+        )
+        for slot in slots
+    )  # fmt: skip
+    view = _view(candidates)
+    return Share(slots=tuple(slots), layout=Layout(id=f"{view}-{checksum.text(checksum.of(repr(rows).encode()))}",
+                                                   view=view, rows=rows))  # fmt: skip
 
 
 def _candidates(tensors: dict[str, Held], rank: int) -> list[_Candidate]:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from sgpu.checkpoint import checksum, names, share, values
-from sgpu.checkpoint.commit import Promise
+from sgpu.checkpoint import checksum, share, values
 from sgpu.checkpoint.envelope import flat_bytes
 from sgpu.checkpoint.parts import SKELETON, Held, Part
-from sgpu.checkpoint.segment import Segment
-from sgpu.checkpoint.share import Share
-from sgpu.checkpoint.write import FileJob, WriteJob
+from sgpu.checkpoint.segment import INCOMPLETE, Segment
+from sgpu.checkpoint.share import Share, Slot
 from sgpu.contract.errors import CheckpointSaveError
 
 RANK_FORMAT = "sgpu.rank/1"
@@ -32,13 +31,20 @@ class Deferred:
 
 @dataclass(frozen=True, kw_only=True)
 class Staged:
-    """What is to be written. `deferred` is not copied yet: `finish` does it, before the live tensors may change."""
+    """A share whose place is known. `deferred` is not copied yet: `copy` does it, before the live tensors may change;
+    `complete` adds what is not a tensor.
+    """
 
-    job: WriteJob
-    promise: Promise
-    deferred: tuple[Deferred, ...] = ()
+    segment: Segment
+    share: Share
+    deferred: tuple[Deferred, ...]
+    skeletons: dict[str, Any]
+    rank_state: Any
+    writes_objects: bool
+    packer: Packer
+    size_bytes: int
 
-    def finish(self) -> None:
+    def copy(self) -> None:
         """Raises CheckpointSaveError where a tensor was changed meanwhile."""
         with torch.no_grad():
             for copy in self.deferred:
@@ -51,102 +57,131 @@ class Staged:
                     tensor=copy.name,
                 )
 
-    @property
-    def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.job.files)
+    def complete(self, mark: int) -> Filled:
+        """Adds the rest, and marks the segment as holding all of it."""
+        objects = {name: self.packer.pack(name, skeleton) for name, skeleton in self.skeletons.items()}
+        own = sorted(objects) if self.writes_objects else []
+        rank_content = b"" if self.rank_state is None else values.to_bytes(self.rank_state)
+        tail = [*(objects[name] for name in own), rank_content]
+        start = self.share.layout.size_bytes
+        self.segment.reserve(start + sum(map(len, tail)))
+        for content in tail:
+            self.segment.write(start, content)
+            start += len(content)
+        self.segment.mark = mark
+        return Filled(
+            objects={name.removesuffix(f".{SKELETON}"): checksum.text(checksum.of(c)) for name, c in objects.items()},
+            own_objects=tuple((name, len(objects[name])) for name in own),
+            rank_bytes=len(rank_content),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filled:
+    """What `SaveJob` tells of what is not a tensor."""
+
+    objects: dict[str, str]
+    own_objects: tuple[tuple[str, int], ...]
+    rank_bytes: int
 
 
 def object_name(part: str) -> str:
     return f"{part}.{SKELETON}"
 
 
+class Packer:
+    """`values.to_bytes` of what changes seldom: done anew only where it did."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[bytes, bytes]] = {}
+
+    def pack(self, name: str, skeleton: Any) -> bytes:
+        key = pickle.dumps(skeleton, pickle.HIGHEST_PROTOCOL)
+        known = self._known.get(name)
+        if known is None or known[0] != key:
+            known = self._known[name] = (key, values.to_bytes(skeleton))
+        return known[1]
+
+
 class Stager:
     """Plans once for as long as the state keeps its shape; the heads and tails of the files are then in place."""
 
-    def __init__(self, parts: list[Part], per_rank: Mapping[str, Any], rank: int, world_size: int) -> None:
+    def __init__(
+        self, parts: list[Part], per_rank: Mapping[str, Any], rank: int, world_size: int, segment: Segment
+    ) -> None:
         self._parts = parts
         self._per_rank = per_rank
         self._rank = rank
         self._world_size = world_size
-        self.segment = Segment()
+        self._segment = segment
+        self._packer = Packer()
         self._signature: tuple[Any, ...] = ()
-        self._share = Share(slots=(), size_bytes=0, view="")
-        self._framed_for: Share | None = None
+        self._share: Share | None = None
+        self._targets: list[torch.Tensor] = []
 
-    def stage(self, folder: str, *, deferring: bool = False) -> Staged:
+    def stage(self, *, deferring: bool = False) -> Staged:
         """The values as they are now; the caller may change everything afterwards, but for what is deferred."""
         tensors: dict[str, Held] = {}
-        objects: dict[str, bytes] = {}
+        skeletons: dict[str, Any] = {}
         for part in self._parts:
             state = part.collect()
             for name in state.tensors.keys() & tensors.keys():
                 raise CheckpointSaveError(f"two tensors of the state have the name {name}; rename one", tensor=name)
             tensors.update(state.tensors)
-            objects[object_name(part.name)] = values.to_bytes(state.skeleton)
-        self._plan(tensors)
-        own = sorted(objects) if self._rank == 0 else []
-        rank_content = self._rank_content()
-        start = self._share.size_bytes
-        files = []
-        spans = [slot.around.size_bytes for slot in self._share.slots] + [len(objects[name]) for name in own]
-        end = start + sum(len(objects[name]) for name in own)
-        if spans:
-            files.append(FileJob(name=names.shard_name(self._rank), start=0, spans=tuple(spans)))
-        if rank_content is not None:
-            files.append(FileJob(name=names.rank_file(self._rank), start=end, spans=(len(rank_content),)))
-        deferred = self._fill(
-            deferring, tensors, [objects[name] for name in own] + ([rank_content] if rank_content else [])
-        )
-        promise = Promise(
-            rank=self._rank,
-            view=self._share.view,
-            objects={name.removesuffix(f".{SKELETON}"): checksum.text(checksum.of(c)) for name, c in objects.items()},
-            slots=self._share.slots,
-            object_names=tuple(own),
-        )
+            skeletons[object_name(part.name)] = state.skeleton
+        rank_state = self._rank_state()
+        self._segment.mark = INCOMPLETE
+        planned = self._plan(tensors)
         return Staged(
-            job=WriteJob(folder=folder, rank=self._rank, files=tuple(files)), promise=promise, deferred=deferred
+            segment=self._segment,
+            share=planned,
+            deferred=self._copy(deferring, planned, tensors),
+            skeletons=skeletons,
+            rank_state=rank_state,
+            writes_objects=self._rank == 0,
+            packer=self._packer,
+            size_bytes=planned.layout.size_bytes,
         )
 
-    def _plan(self, tensors: dict[str, Held]) -> None:
+    def _plan(self, tensors: dict[str, Held]) -> Share:
         signature = tuple((name, share.identity(held.tensor), held.spread) for name, held in tensors.items())
-        if signature != self._signature:
+        if self._share is None or signature != self._signature:
             self._share = share.plan(tensors, self._rank, self._world_size)
+            self._frame(self._share)
             self._signature = signature
+        return self._share
 
-    def _rank_content(self) -> bytes | None:
+    def _frame(self, planned: Share) -> None:
+        self._segment.reserve(planned.layout.size_bytes + 65536)  # room for what is not a tensor
+        memory = torch.frombuffer(self._segment.view(), dtype=torch.uint8)
+        self._targets = []
+        for slot in planned.slots:
+            self._segment.write(slot.start, slot.around.head)
+            self._segment.write(slot.data_start + slot.around.data_bytes, slot.around.tail)
+            self._targets.append(memory[slot.data_start : slot.data_start + slot.around.data_bytes])
+
+    def _rank_state(self) -> Any:
         if not self._per_rank:
             return None
         state = {
             name: values.encode(thing.state_dict(), values.keep_tensor, (name,))
             for name, thing in self._per_rank.items()
         }
-        return values.to_bytes({"format": RANK_FORMAT, "rank": self._rank, "state": state})
+        return {"format": RANK_FORMAT, "rank": self._rank, "state": state}
 
-    def _fill(self, deferring: bool, tensors: dict[str, Held], tail: list[bytes]) -> tuple[Deferred, ...]:
-        needed = self._share.size_bytes + sum(map(len, tail))
-        if needed > self.segment.size_bytes:
-            # Room for the small things to grow a little, so that the segment is not mapped anew at each save.
-            self.segment.reserve(needed + max(65536, sum(map(len, tail))))
-        if self._framed_for is not self._share:
-            for slot in self._share.slots:
-                self.segment.write(slot.start, slot.around.head)
-                self.segment.write(slot.data_start + slot.around.data_bytes, slot.around.tail)
-            self._framed_for = self._share
+    def _copy(self, deferring: bool, planned: Share, tensors: dict[str, Held]) -> tuple[Deferred, ...]:
         deferred = []
         with torch.no_grad():
-            for slot in self._share.slots:
+            for slot, target in zip(planned.slots, self._targets, strict=True):
                 if not slot.around.data_bytes:
                     continue
-                spread = all(tensors[name].spread for name in slot.names)
                 local = share.local_part(tensors[slot.names[0]].tensor)
-                target = self.segment.tensor(slot.data_start, slot.around.data_bytes)
-                if deferring and spread and not local.is_inference():
+                if deferring and _may_wait(slot, tensors) and not local.is_inference():
                     deferred.append(Deferred(name=slot.names[0], source=local, target=target, version=local._version))
                 else:
                     target.copy_(flat_bytes(local))
-        start = self._share.size_bytes
-        for content in tail:
-            self.segment.write(start, content)
-            start += len(content)
         return tuple(deferred)
+
+
+def _may_wait(slot: Slot, tensors: dict[str, Held]) -> bool:
+    return all(tensors[name].spread for name in slot.names)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,24 +26,6 @@ class FileJob:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WriteJob:
-    folder: str
-    rank: int
-    files: tuple[FileJob, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        files = [{"name": file.name, "start": file.start, "spans": list(file.spans)} for file in self.files]
-        return {"folder": self.folder, "rank": self.rank, "files": files}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> WriteJob:
-        files = tuple(
-            FileJob(name=file["name"], start=file["start"], spans=tuple(file["spans"])) for file in value["files"]
-        )
-        return cls(folder=value["folder"], rank=value["rank"], files=files)
-
-
-@dataclass(frozen=True, kw_only=True)
 class WrittenFile:
     name: str
     size_bytes: int
@@ -60,30 +42,46 @@ class WrittenFile:
         return cls(name=value["name"], size_bytes=value["bytes"], crc32c=value["crc32c"], spans=spans)
 
 
-def write_share(store: Store, memory: memoryview, job: WriteJob) -> list[WrittenFile]:
+def write_share(
+    store: Store, memory: memoryview, folder: str, rank: int, files: Sequence[FileJob]
+) -> list[WrittenFile]:
     """Puts each file, checksummed on the way, and checks what is there afterwards.
 
     Raises:
         OSError: the store failed.
         CheckpointSaveError: the store holds another number of bytes than was written.
     """
-    return [_write_file(store, memory, job, file) for file in job.files]
+    return [_write_file(store, memory, folder, rank, file) for file in files]
 
 
-def _write_file(store: Store, memory: memoryview, job: WriteJob, file: FileJob) -> WrittenFile:
+def sums_of(memory: memoryview, files: Sequence[FileJob]) -> list[WrittenFile]:
+    """What `write_share` would give, without writing."""
+    found = []
+    for file in files:
+        sums = SpanChecksums(file.spans)
+        sums.see(memory[file.start : file.start + file.size_bytes])
+        found.append(_written(file, sums))
+    return found
+
+
+def _written(file: FileJob, sums: SpanChecksums) -> WrittenFile:
+    return WrittenFile(name=file.name, size_bytes=file.size_bytes, crc32c=sums.whole(), spans=tuple(sums.spans()))
+
+
+def _write_file(store: Store, memory: memoryview, folder: str, rank: int, file: FileJob) -> WrittenFile:
     sums = SpanChecksums(file.spans)
-    path = f"{job.folder}/{file.name}"
+    path = f"{folder}/{file.name}"
     content = memory[file.start : file.start + file.size_bytes]
-    store.put(path, [content], _with_failpoint(sums.see, file.size_bytes, job.rank))
+    store.put(path, [content], _with_failpoint(sums.see, file.size_bytes, rank))
     found = store.size(path)
     if found != file.size_bytes:
         raise CheckpointSaveError(
             f"{store.url}/{path}: {file.size_bytes} bytes were written, {found} are there. Not committed.",
-            path=f"{store.url}/{job.folder}",
+            path=f"{store.url}/{folder}",
             file=file.name,
-            rank=job.rank,
+            rank=rank,
         )
-    return WrittenFile(name=file.name, size_bytes=file.size_bytes, crc32c=sums.whole(), spans=tuple(sums.spans()))
+    return _written(file, sums)
 
 
 def _with_failpoint(see: Callable[[memoryview], None], size_bytes: int, rank: int) -> Callable[[memoryview], None]:

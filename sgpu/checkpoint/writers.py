@@ -1,123 +1,267 @@
-"""Who writes the staged bytes: a helper process of its own (so that the trainer's Python does not), or this thread."""
+"""Who finishes a staged save: a helper process (so that the trainer's Python does not), or a thread of the trainer."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
-from typing import IO, Protocol
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import sgpu
 from sgpu import settings
+from sgpu.checkpoint import wire
+from sgpu.checkpoint.commit import Patience
+from sgpu.checkpoint.finish import finish
+from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.segment import Segment
 from sgpu.checkpoint.storage import Store
-from sgpu.checkpoint.write import WriteJob, WrittenFile, write_share
-from sgpu.contract.errors import CheckpointSaveError
+from sgpu.checkpoint.write import WrittenFile
+from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 
 END_SECONDS = 60.0
+RECONNECT_SECONDS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """A staged share that a helper holds in memory."""
+
+    job: SaveJob
+    written: tuple[WrittenFile, ...]
+    segment: Segment
 
 
 class Writer(Protocol):
-    def write(self, job: WriteJob) -> list[WrittenFile]:
-        """Blocks until the files are durable."""
+    """Order of calls: `held` and `settle` before the first `save`; `save` one at a time; `close` last."""
+
+    segment: Segment
+    outlives: bool
+    """Whether what was handed over is finished also when this process ends."""
+
+    def save(self, job: SaveJob, mark: int, on_handed: Callable[[], None]) -> float:
+        """Blocks until there is a checkpoint; its (monotonic) time. `on_handed` when the helper has all it needs.
+
+        Raises:
+            CheckpointSaveError: there is none; the other ranks have been told.
+        """
+
+    def hurry(self, seconds: float) -> None:
+        """The save under way, and later ones, wait no longer than this for other ranks."""
+
+    def settle(self) -> None:
+        """Waits until nothing is written from the segment that a former trainer left."""
+
+    def held(self) -> list[Image]:
+        """What ranks of this node have staged in memory, complete; their segments are the caller's to close."""
 
     def close(self) -> None:
         """Ends what this writer started."""
 
 
 class ThreadWriter:
-    """Writes in the calling (background) thread: for stores that only this process has."""
+    """Finishes in the calling (background) thread: for stores that only this process has."""
 
-    def __init__(self, store: Store, segment: Segment) -> None:
+    outlives = False
+
+    def __init__(self, store: Store, patience_seconds: float) -> None:
+        self.segment = Segment()
         self._store = store
-        self._segment = segment
+        self._patience_seconds = patience_seconds
 
-    def write(self, job: WriteJob) -> list[WrittenFile]:
-        return write_share(self._store, self._segment.view(), job)
+    def save(self, job: SaveJob, mark: int, on_handed: Callable[[], None]) -> float:
+        on_handed()
+        return finish(self._store, self.segment.view(), job, Patience(seconds=lambda: self._patience_seconds))
+
+    def hurry(self, seconds: float) -> None:
+        self._patience_seconds = min(seconds, self._patience_seconds)
+
+    def settle(self) -> None:
+        return
+
+    def held(self) -> list[Image]:
+        return []
 
     def close(self) -> None:
-        return
+        self.segment.close()
 
 
 class HelperWriter:
-    """Hands jobs to a helper process, started with the first one. One that died is replaced for the next."""
+    """Hands jobs to the agent's helper process, or to one of its own, started with the first job. One that died is
+    replaced for the next.
+    """
 
-    def __init__(self, store: Store, segment: Segment) -> None:
+    def __init__(self, store: Store, rank: int, generation: int, patience_seconds: float) -> None:
         self._store = store
-        self._segment = segment
-        self._process: subprocess.Popen[str] | None = None
+        self._rank = rank
+        self._generation = generation
+        self._patience_seconds = patience_seconds
+        self._sending = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._known_layout = ""
+        name = settings.checkpoint_helper()
+        found = self._open(_connect(name)) if name is not None else None
+        self.segment = Segment(found)
+        self.outlives = self._connected()
+        if self.outlives and found is None:
+            self._send({"op": "memory"}, [self.segment.descriptor])
 
-    def write(self, job: WriteJob) -> list[WrittenFile]:
-        process = self._process or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None  # for the type checker: both are pipes
+    def _open(self, link: socket.socket | None) -> int | None:
+        """Introduces this trainer; gives the memory that a former one left."""
+        if link is None:
+            return None
+        self._link, self._known_layout = link, ""
+        self._send({"op": "open", "rank": self._rank, "url": self._store.url, "generation": self._generation})
+        received = wire.receive(link)
+        if received is None or "error" in received[0]:
+            self._drop()
+            return None
+        return received[1][0] if received[1] else None
+
+    def _connected(self) -> bool:
+        return self._link is not None
+
+    def _send(self, message: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        assert self._link is not None  # callers have opened it
+        with self._sending:
+            wire.send(self._link, message, descriptors or [])
+
+    def _ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], list[int]] | None:
         try:
-            process.stdin.write(json.dumps(job.to_json()) + "\n")
-            process.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._died(process, job) from error
-        answer = process.stdout.readline()
-        if not answer.endswith("\n"):
-            raise self._died(process, job)
-        value = json.loads(answer)
-        if "error" in value:
-            raise CheckpointSaveError(f"rank {job.rank} could not write its share: {value['error']}", rank=job.rank)
-        return [WrittenFile.from_json(file) for file in value["files"]]
+            self._send(message)
+        except OSError:
+            return None
+        assert self._link is not None  # the message was sent over it
+        return wire.receive(self._link)
 
-    def _start(self) -> subprocess.Popen[str]:
+    def save(self, job: SaveJob, mark: int, on_handed: Callable[[], None]) -> float:
+        if self._link is None:
+            self._reopen()
+        message = {
+            "op": "save", "mark": mark, "patience_seconds": self._patience_seconds, "failpoints": settings.failpoints(),
+            "job": job.to_json(with_layout=job.layout.id != self._known_layout),
+        }  # fmt: skip
+        try:
+            self._send(message)
+        except OSError:
+            raise self._died() from None
+        on_handed()
+        assert self._link is not None  # the message was sent over it
+        received = wire.receive(self._link)
+        if received is None:
+            raise self._died()
+        answer, self._known_layout = received[0], job.layout.id
+        if "error" in answer:
+            raise CheckpointSaveError(answer["error"], **answer["facts"])
+        return float(answer["finished"])
+
+    def _reopen(self) -> None:
+        name = settings.checkpoint_helper()
+        link = _connect(name, RECONNECT_SECONDS) if name is not None else None
+        self.outlives = link is not None
+        left = self._open(link if link is not None else self._start())
+        if left is not None:
+            os.close(left)  # this trainer has its memory already
+        if not self._connected():
+            raise self._died()
+        self._send({"op": "memory"}, [self.segment.descriptor])
+
+    def _start(self) -> socket.socket:
         package_parent = str(pathlib.Path(sgpu.__file__).parent.parent)
         environment = settings.inherited()
         known = environment.get("PYTHONPATH")
         environment["PYTHONPATH"] = f"{package_parent}:{known}" if known else package_parent
-        descriptor = self._segment.descriptor
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "sgpu.checkpoint.helper", self._store.url, str(descriptor)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, pass_fds=(descriptor,),
-            start_new_session=True,  # an interrupt of the notebook must not tear a write
-        )  # fmt: skip
-        return self._process
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "sgpu.checkpoint.helper", "--link", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, env=environment, pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # an interrupt of the notebook must not tear a write
+            )  # fmt: skip
+        return ours
 
-    def _died(self, process: subprocess.Popen[str], job: WriteJob) -> CheckpointSaveError:
-        self._process = None
-        _close(process.stdin)
-        code = process.wait(END_SECONDS)
-        _close(process.stdout)
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    def _died(self) -> CheckpointSaveError:
+        process = self._process
+        self._drop()
+        how = "was lost"
+        if process is not None:
+            code = process.wait(END_SECONDS)
+            how = f"ended with {f'signal {signal.Signals(-code).name}' if code < 0 else f'exit code {code}'}"
         return CheckpointSaveError(
-            f"the checkpoint writer of rank {job.rank} ended with {how} before its share was written. "
+            f"the checkpoint writer of rank {self._rank} {how} before its share was written. "
             "The next save starts a new one.",
-            rank=job.rank,
+            rank=self._rank,
         )
 
+    def _drop(self) -> None:
+        link, self._link, self._process = self._link, None, None
+        if link is not None:
+            link.close()
+
+    def hurry(self, seconds: float) -> None:
+        self._patience_seconds = min(seconds, self._patience_seconds)
+        try:
+            if self._link is not None:
+                self._send({"op": "patience", "seconds": self._patience_seconds})
+        except OSError:
+            return  # it is gone, and the save under way fails by that
+
+    def settle(self) -> None:
+        if self._link is not None and self._ask({"op": "settle"}) is None:
+            self._drop()
+
+    def held(self) -> list[Image]:
+        if self._link is None:
+            return []
+        received = self._ask({"op": "held"})
+        if received is None:
+            self._drop()
+            return []
+        message, descriptors = received
+        return [
+            Image(
+                job=SaveJob.from_json(told["job"]), written=tuple(map(WrittenFile.from_json, told["written"])),
+                segment=Segment(descriptor),
+            )
+            for told, descriptor in zip(message["images"], descriptors, strict=True)
+        ]  # fmt: skip
+
     def close(self) -> None:
-        process, self._process = self._process, None
+        process = self._process
+        if self._link is not None:
+            # Closing alone does not end it: processes forked since (a loader's workers) hold the socket too.
+            with contextlib.suppress(OSError):  # it is gone already
+                self._send({"op": "end"})
+        self._drop()
+        self.segment.close()
         if process is None:
             return
-        _say_end(process.stdin)
-        _close(process.stdin)
         try:
             process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        _close(process.stdout)
 
 
-def _say_end(pipe: IO[str] | None) -> None:
-    """Closing alone does not end its input: processes forked since (a loader's workers) hold the pipe open too."""
-    try:
-        if pipe is not None:
-            pipe.write("\n")
-    except BrokenPipeError:
-        return
-
-
-def _close(pipe: IO[str] | None) -> None:
-    if pipe is None:
-        return
-    try:
-        pipe.close()
-    except BrokenPipeError:
-        return  # the process is gone; what was left to be told to it does not matter
+def _connect(name: str, patience_seconds: float = 0.0) -> socket.socket | None:
+    """The helper of that name; None where it does not answer in time (its agent may be starting another)."""
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            link.connect(wire.address(name))
+            wire.require_same_user(link)
+            return link
+        except (ConnectionError, CheckpointError):
+            link.close()
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.05)

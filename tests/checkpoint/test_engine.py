@@ -138,13 +138,13 @@ def test_background_staging_notices_a_change_that_came_too_early(
     from sgpu.checkpoint.stage import Staged
 
     changed = threading.Event()
-    finish = Staged.finish
+    copy_now = Staged.copy
 
     def late(self: Staged) -> None:
         assert changed.wait(30)
-        finish(self)
+        copy_now(self)
 
-    monkeypatch.setattr(Staged, "finish", late)
+    monkeypatch.setattr(Staged, "copy", late)
     model = network()
     checkpointer = Checkpointer(CheckpointPolicy(), {"m": model}, store=PosixStore(tmp_path), staging="background")
     checkpointer.save(1)

@@ -338,7 +338,7 @@ c.wait()
 box["w"].fill_(20); box["v"].fill_(20)
 if rank == 1:
     from sgpu.contract import failpoint
-    os.environ["SGPU_FAILPOINT"] = "checkpoint.shard_written=kill"
+    os.environ["SGPU_FAILPOINT"] = "checkpoint.staged=kill"
     failpoint.reset()
 c.save(20)
 if rank == 1:
@@ -352,6 +352,6 @@ def test_one_rank_killed_in_a_save_leaves_the_one_before(run_ranks: Callable[...
     log = tmp_path / "fired.log"
     ended = run_ranks(TORN, 2, SGPU_FAILPOINT_LOG=str(log))
     assert [one.code for one in ended] == [5, -9]
-    assert "checkpoint.shard_written rank=1" in log.read_text()
+    assert "checkpoint.staged rank=1" in log.read_text()
     assert Catalog(tmp_path / "root").steps() == [10]
     assert Catalog(tmp_path / "root").verify(10, deep=True).ok

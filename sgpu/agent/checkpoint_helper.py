@@ -1,0 +1,71 @@
+"""Keeps the process that finishes this node's checkpoints: what workers have staged outlives them in its memory."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections.abc import Mapping
+
+from sgpu.contract.events import emit
+from sgpu.contract.process import this_process
+from sgpu.contract.rundir import RunDir
+
+_STARTS = 3
+
+
+class CheckpointHelper:
+    """Order of calls: open; then workers may be started with `name` in their environment; close after they are gone."""
+
+    def __init__(self, run: RunDir, *, python: str, ranks: int, environment: Mapping[str, str]) -> None:
+        me = this_process()
+        self.name = f"sgpu-{me.pid}-{me.started}-checkpoints"
+        self._run = run
+        self._command = [python, "-m", "sgpu.checkpoint.helper", "--name", self.name, "--ranks", str(ranks)]
+        self._environment = {**environment, "SGPU_RUN_DIR": str(run.root)}
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._closing = False
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+
+    def open(self) -> None:
+        """Returns at once; a worker that comes before it is ready starts a helper of its own."""
+        self._start()
+        self._watcher.start()
+
+    def _start(self) -> None:
+        with self._lock, self._run.agent_log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, env=self._environment
+            )
+
+    def _watch(self) -> None:
+        """One that died is replaced, a few times; without any, workers start their own."""
+        for _ in range(_STARTS):
+            process = self._process
+            code = process.wait() if process is not None else 0
+            if self._closing:
+                return
+            emit(
+                self._run, "warning", generation=0,
+                message=f"the process that finishes checkpoints ended with exit status {code}; another is started",
+            )  # fmt: skip
+            self._start()
+
+    def pids(self) -> list[int]:
+        with self._lock:  # not between its start and its being known
+            return [self._process.pid] if self._process is not None else []
+
+    def close(self, seconds: float) -> None:
+        """Waits until what was staged is committed or cannot be, `seconds` at most."""
+        self._closing = True
+        process = self._process
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        self._watcher.join()

@@ -1,0 +1,93 @@
+"""Makes a checkpoint of what is staged: write, tell the others, commit, prune. Without torch.
+
+Runs in the helper process, or in a thread of the trainer for stores that only that process has.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from sgpu.checkpoint import commit, retention
+from sgpu.checkpoint.commit import Patience
+from sgpu.checkpoint.job import SaveJob
+from sgpu.checkpoint.storage import Store
+from sgpu.checkpoint.write import WrittenFile, write_share
+from sgpu.contract.errors import CheckpointError, CheckpointSaveError
+from sgpu.contract.failpoint import failpoint
+
+log = logging.getLogger("sgpu.checkpoint")
+
+
+def finish(
+    store: Store,
+    memory: memoryview,
+    job: SaveJob,
+    patience: Patience,
+    on_written: Callable[[list[WrittenFile]], None] = lambda written: None,
+) -> float:
+    """Gives the (monotonic) time at which the checkpoint existed; `on_written` is told before others are waited for.
+
+    Raises:
+        CheckpointSaveError: there is no checkpoint; the other ranks have been told.
+    """
+    reason: str | None = "its writing failed"
+    try:
+        _write_and_commit(store, memory, job, patience, on_written)
+        reason = None
+    except (OSError, CheckpointError) as error:
+        reason = str(error)
+        raise failed(store, job, error) from error
+    finally:
+        if reason is not None:
+            try_to_tell(store, job.folder, job.rank, reason)
+    finished = time.monotonic()
+    if job.rank == 0:
+        _prune(store, job)
+    return finished
+
+
+def _write_and_commit(
+    store: Store,
+    memory: memoryview,
+    job: SaveJob,
+    patience: Patience,
+    on_written: Callable[[list[WrittenFile]], None],
+) -> None:
+    written = write_share(store, memory, job.folder, job.rank, job.files)
+    on_written(written)
+    failpoint("checkpoint.shard_written", job.rank)
+    commit.tell_done(store, job, written)
+    failpoint("checkpoint.done", job.rank)
+    if job.rank == 0:
+        commit.commit(store, job, patience)
+    else:
+        commit.wait_for_commit(store, job, patience)
+
+
+def failed(store: Store, job: SaveJob, error: Exception) -> CheckpointSaveError:
+    """The cause, with the rank that it happened on."""
+    text = f"rank {job.rank}: {error}" if isinstance(error, OSError) else str(error)
+    return CheckpointSaveError(
+        f"the checkpoint of step {job.step} was not saved: {text}",
+        path=f"{store.url}/{job.folder}",
+        step=job.step,
+        rank=error.facts.get("rank", job.rank) if isinstance(error, CheckpointError) else job.rank,
+    )
+
+
+def try_to_tell(store: Store, folder: str, rank: int, reason: str) -> None:
+    """Where even this cannot be written, the other ranks end by their time-out."""
+    try:
+        commit.tell_failed(store, folder, rank, reason)
+    except OSError as error:
+        log.error("rank %d could not tell that its save failed: %s", rank, error)
+
+
+def _prune(store: Store, job: SaveJob) -> None:
+    """A checkpoint that could not be removed harms nothing but the disk: it is told, and tried again next time."""
+    try:
+        retention.prune_root(store, job.policy, {job.folder, *job.keep}, job.damaged, job.attempt)
+    except (OSError, CheckpointError) as error:
+        log.warning("old checkpoints could not be removed from %s: %s", store.url, error)
