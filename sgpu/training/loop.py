@@ -268,7 +268,7 @@ class TrainLoop:
         self._session.slot.beat(restored.step, self._progress.epoch)
         if self._session.rank == 0:
             self._session.emit(
-                "restored", step=restored.step, seconds=restored.seconds, path=restored.path, source="volume",
+                "restored", step=restored.step, seconds=restored.seconds, path=restored.path, source=restored.source,
                 again_steps=max(0, high - restored.step),
             )  # fmt: skip
             self._say(f"resumed from step {restored.step} ({restored.path}, {restored.seconds:.2f} s)")
