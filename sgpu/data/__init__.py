@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from sgpu.data.loader import DataLoader
     from sgpu.data.protocols import Checkpointable
     from sgpu.data.stats import LoaderStats
+    from sgpu.data.together import gather_batches
 
     VolumeReader: Any
     VolumeWriter: Any
@@ -27,6 +28,7 @@ _HOME = {
     "DataLoader": ("sgpu.data.loader", "DataLoader"),
     "Checkpointable": ("sgpu.data.protocols", "Checkpointable"),
     "LoaderStats": ("sgpu.data.stats", "LoaderStats"),
+    "gather_batches": ("sgpu.data.together", "gather_batches"),
     # users know these from here; they live in a sibling that this package never imports by itself
     "VolumeReader": ("sgpu.checkpoint", "VolumeReader"),
     "VolumeWriter": ("sgpu.checkpoint", "VolumeWriter"),
@@ -36,7 +38,7 @@ _HOME = {
 
 __all__ = [
     "Checkpointable", "DataLoader", "LoaderStats", "UCVolumeDataset", "UCVolumeReader", "UCVolumeWriter",
-    "VolumeDataset", "VolumeFiles", "VolumeReader", "VolumeWriter",
+    "VolumeDataset", "VolumeFiles", "VolumeReader", "VolumeWriter", "gather_batches",
 ]  # fmt: skip
 
 

@@ -39,8 +39,10 @@ def choose_pipeline(
             and check it while running.
 
     Raises:
-        InputError: one_to_one=True for a data set with no volume in it, or with several.
+        InputError: one_to_one=True for a data set with no volume in it, or with several; evaluation of what has no
+            order of ours.
     """
+    _check_dealt(dataset, batching, sampler, one_to_one)
     if not isinstance(dataset, IterableDataset):
         if sampler is not None:
             return Sampled(dataset, batching, sampler=sampler, seed=run_seed() if seed is None else seed)
@@ -59,10 +61,29 @@ def choose_pipeline(
         return Planned(
             dataset, batching, volume=volume, shuffle=volume.shuffle, seed=volume.seed if seed is None else seed
         )
+    if batching.dealt:
+        raise _not_evaluated(dataset, "cannot be counted")
     return Free(
         dataset, batching, volumes=volumes, with_state=with_state, workers=workers, workers_live_on=workers_live_on,
         seed=run_seed() if seed is None else seed,
     )  # fmt: skip
+
+
+def _check_dealt(dataset: Any, batching: Batching, sampler: Any, one_to_one: bool | None) -> None:
+    if not batching.dealt:
+        return
+    if batching.drop_last:
+        raise InputError("evaluation=True takes each sample exactly once; drop_last=True would leave some out")
+    if sampler is not None or one_to_one is False:
+        what = "has a sampler of its own" if sampler is not None else "does not give one sample a file"
+        raise _not_evaluated(dataset, what)
+
+
+def _not_evaluated(dataset: Any, why: str) -> InputError:
+    return InputError(
+        f"evaluation=True needs a map-style data set without a sampler, or a VolumeDataset with one sample a file; "
+        f"{type(dataset).__name__} {why}"
+    )
 
 
 def has_own_state(dataset: Any) -> bool:

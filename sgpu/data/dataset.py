@@ -62,6 +62,7 @@ class VolumeDataset(IterableDataset[str]):
             raise InputError(f"seed must be a whole number; found {seed!r}")
         self.url, self.pattern, self.shuffle, self.seed = self.source.volume.url, pattern, bool(shuffle), seed
         self._shared_epoch = shared_numbers(1)
+        self.told = 0, 0  # how often somebody called set_epoch, and with what
         self._start = self._taken = 0  # where a pass begins; how far the present one is
         self._stream: tuple[int, int] | None = None
         self._world: tuple[int, int] | None = None
@@ -77,6 +78,11 @@ class VolumeDataset(IterableDataset[str]):
 
     def set_epoch(self, epoch: int) -> None:
         """The order of `epoch` from the next pass on; its files that were taken stay taken if it is the present one."""
+        self.told = self.told[0] + 1, epoch
+        self.follow(epoch)
+
+    def follow(self, epoch: int) -> None:
+        """The same, said by a loader; others that read this data set too stay in their own epochs."""
         if epoch != self.epoch:
             self._start = self._taken = 0
         self._shared_epoch[0] = epoch
@@ -128,12 +134,12 @@ class VolumeDataset(IterableDataset[str]):
                 saved=list(self._stream), found=[stream, streams],
             )  # fmt: skip
         epoch, count = self.epoch, len(range(stream, len(self), streams))
-        self._taken = self._start
-        while self._taken < count:
-            first = self._taken
-            block = stream + streams * np.arange(first, min(count, first + _BLOCK), dtype=np.int64)
+        taken = self._taken = self._start  # its own, since another pass may go over this data set in between
+        while taken < count:
+            block = stream + streams * np.arange(taken, min(count, taken + _BLOCK), dtype=np.int64)
             for number in self._order(block, epoch):
-                self._taken += 1
+                taken += 1
+                self._taken = taken
                 yield self.source.obtain(int(number))
         self._start, self._taken, self._stream = 0, 0, None
         if get_worker_info() is None:

@@ -38,6 +38,7 @@ class Free:
         self._block = shared_numbers(len(Field))
         self._origin = self._now = StreamResume.fresh(max(1, workers))
         self._resuming = False
+        self._told = [volume.told for volume in volumes]
         self._turn = 0
         self.counted_by_torch = not volumes
 
@@ -59,9 +60,10 @@ class Free:
         return None
 
     def rewind(self) -> None:
-        told = {volume.epoch for volume in self.volumes} - {self.epoch}
-        if told:  # the user told the data set itself
-            self.set_epoch(max(told))
+        told = [volume.told for volume in self.volumes]
+        if told != self._told:  # the user told the data set itself
+            self._told = told
+            self.set_epoch(max(epoch for _, epoch in told))
         self._now, self.ended = self._origin, False
 
     def begin(self) -> None:
@@ -95,7 +97,7 @@ class Free:
         self._origin = self._now = StreamResume.fresh(max(1, self.workers), kept if self.ended_whole() else None)
         self._resuming, self.epoch = False, epoch
         for volume in self.volumes:
-            volume.set_epoch(epoch)
+            volume.follow(epoch)
 
     def ended_whole(self) -> bool:
         return all(self._now.ended)

@@ -45,6 +45,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Args:
         seed: of the order; None: the volume's, or the generator's, or the run's, or 0.
         one_to_one: False for an iterable data set around a volume that does not give one sample a file.
+        evaluation: each rank gets whole batches in turn, so that every sample comes exactly once over all ranks, in
+            the same batches for any world size. Ranks may differ by one batch, or have none: no collectives in the
+            loop's body. `gather_batches` brings the ranks' results together in order.
         stop_together: where the batches of an iterable data set cannot be counted, all ranks end an epoch when the
             first of them runs out (a small collective at each batch). False if not all ranks iterate this loader.
 
@@ -74,6 +77,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         in_order: bool = True,
         seed: int | None = None,
         one_to_one: bool | None = None,
+        evaluation: bool = False,
         stop_together: bool = True,
     ) -> None:
         if num_workers is None:
@@ -94,7 +98,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             seed = generator.initial_seed()
         self._pipeline: Pipeline = choose_pipeline(
             dataset,
-            Batching(size=_size_of(batch_sampler, self.batch_size), drop_last=self.drop_last, collate=self.collate_fn),
+            Batching(
+                size=_size_of(batch_sampler, self.batch_size), drop_last=self.drop_last, collate=self.collate_fn,
+                dealt=evaluation,
+            ),
             sampler=(self.batch_sampler if self.batch_sampler is not None else self.sampler) if own else None,
             shuffle=bool(shuffle), seed=seed, one_to_one=one_to_one, workers=num_workers,
             workers_live_on=self._lives_on,

@@ -11,7 +11,7 @@ from sgpu.data.dataset import VolumeDataset, shared_numbers
 from sgpu.data.draws import parts_of
 from sgpu.data.order import fold
 from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same, workers_ended
-from sgpu.data.position import Plan
+from sgpu.data.position import DealtPlan, Plan, plan_of
 from sgpu.data.source import Source
 from sgpu.data.streams import Batching, Envelope, Field, PlannedStream
 from sgpu.data.walk import WalkPlan
@@ -28,7 +28,9 @@ class Planned:
         self.shuffle, self.seed = shuffle, fold(seed)
         self.epoch, self.ended = (0 if volume is None else volume.epoch), False
         self._start, self._cursor = 0, 0
-        self._plan: Plan | None = None
+        self._plan: Plan | DealtPlan | None = None
+        self._kind = "evaluation" if batching.dealt else "planned"
+        self._told = None if volume is None else volume.told
         self._next = 0
         self._block = shared_numbers(len(Field))
 
@@ -40,10 +42,10 @@ class Planned:
             self.dataset, self.volume, self.batching, self.samples, self.shuffle, self._block
         ))  # fmt: skip
 
-    def plan(self, cursor: int = 0) -> Plan:
-        return Plan(
-            samples=self.samples, batch=self.batching.step, world=runtime.world_size(), cursor=cursor,
-            drop_last=self.batching.drop_last,
+    def plan(self, cursor: int = 0) -> Plan | DealtPlan:
+        return plan_of(
+            samples=self.samples, batch=self.batching.step, world=runtime.world_size(), rank=runtime.rank(),
+            cursor=cursor, drop_last=self.batching.drop_last, dealt=self.batching.dealt,
         )  # fmt: skip
 
     def steps(self) -> int:
@@ -53,21 +55,24 @@ class Planned:
         return self.plan(self._cursor).steps
 
     def rewind(self) -> None:
-        if self.volume is not None and self.volume.epoch != self.epoch:  # the user told the data set itself
-            self.set_epoch(self.volume.epoch)
+        if self.volume is not None and self.volume.told != self._told:  # the user told the data set itself
+            self._told = self.volume.told
+            self.set_epoch(self._told[1])
         self._cursor, self._plan, self.ended = self._start, None, False
 
     def begin(self) -> None:
         self._plan = self.plan(self._start)
-        if self._plan.steps == 0:
+        if self._plan.steps == 0 and self._start:
             self._go(self.epoch + 1, 0)
             self._plan = self.plan()
-        self._next, self.ended = 0, False
+        self._next, self.ended = 0, self._plan.steps == 0  # a rank may have no batch to evaluate
         for field, value in (
             (Field.EPOCH, self.epoch), (Field.CURSOR, self._start), (Field.RANK, runtime.rank()),
             (Field.WORLD, self._plan.world), (Field.SEED, self.seed),
         ):  # fmt: skip
             self._block[field] = value
+        if self.ended:
+            self._go(self.epoch + 1, 0)
 
     def accept(self, envelope: Envelope) -> bool:
         if self._plan is None or envelope.number != self._next:
@@ -82,7 +87,7 @@ class Planned:
     def _go(self, epoch: int, cursor: int) -> None:
         self.epoch, self._start, self._cursor = epoch, cursor, cursor
         if self.volume is not None:
-            self.volume.set_epoch(epoch)
+            self.volume.follow(epoch)
 
     def set_epoch(self, epoch: int) -> None:
         if epoch != self.epoch:
@@ -90,17 +95,20 @@ class Planned:
 
     def state(self) -> dict[str, Any]:
         return {
-            "version": VERSION, "kind": "planned", "global": True, "epoch": self.epoch, "cursor": self._cursor,
+            "version": VERSION, "kind": self._kind, "global": not self.batching.dealt, "epoch": self.epoch,
+            "cursor": self._cursor, "rank": runtime.rank() if self.batching.dealt else None,
             "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "batch_size": self.batching.step,
             "world_size": runtime.world_size(),
             "listing": None if self.volume is None else self.volume.source.listing_state(),
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        check_kind(state, "planned", ("epoch", "cursor", "samples", "seed", "shuffle", "batch_size", "listing"))
+        check_kind(state, self._kind, ("epoch", "cursor", "samples", "seed", "shuffle", "batch_size", "listing"))
         if self.volume is not None:
             self.volume.source.check_listing(state)
         found = {"samples": self.samples, "shuffle": self.shuffle, **({"seed": self.seed} if self.volume else {})}
+        if self.batching.dealt:
+            found |= {"world_size": runtime.world_size(), "rank": runtime.rank(), "batch_size": self.batching.step}
         require_same(state, found, "Make the data set and loader as they were")
         if state["batch_size"] != self.batching.step:
             warnings.warn(
@@ -109,7 +117,7 @@ class Planned:
                 stacklevel=3,
             )
         self.seed = state["seed"]
-        ended = self.plan(state["cursor"]).steps == 0  # what is left is dropped by this world, or there is nothing left
+        ended = state["cursor"] > 0 and self.plan(state["cursor"]).steps == 0  # this world drops what is left, if any
         self._go(state["epoch"] + ended, 0 if ended else state["cursor"])
         self.ended = False
 
@@ -129,5 +137,5 @@ class Planned:
             return None
         return source, WalkPlan(
             samples=self.samples, batch=self.batching.step, world=runtime.world_size(), rank=runtime.rank(),
-            seed=self.seed, shuffle=self.shuffle, drop_last=self.batching.drop_last,
+            seed=self.seed, shuffle=self.shuffle, drop_last=self.batching.drop_last, dealt=self.batching.dealt,
         )  # fmt: skip

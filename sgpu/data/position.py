@@ -93,3 +93,48 @@ class Plan:
     def cursor_after(self, step: int) -> int:
         """The position once `step` is done; it is `samples` after the last step, dropped ones counted as done."""
         return self.samples if step == self.steps - 1 else self.span(step)[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DealtPlan:
+    """The same for evaluation: whole batches, cut without a look at the world, are dealt to the ranks in turn.
+
+    So each batch holds the same samples whoever takes it, and what is computed of it is the same to the bit. Ranks
+    differ by at most one batch; a rank may have none.
+    """
+
+    samples: int
+    batch: int
+    world: int
+    rank: int
+    cursor: int = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise InputError("the data set is empty: expected at least one sample, found 0")
+
+    def _dealt(self) -> range:
+        return range(self.cursor // self.batch + self.rank, -(-self.samples // self.batch), self.world)
+
+    @property
+    def steps(self) -> int:
+        """Batches of this rank."""
+        return len(self._dealt())
+
+    def part(self, step: int, rank: int) -> tuple[int, int]:
+        """First and one-past-last position of this rank's batch."""
+        start = self._dealt()[step] * self.batch
+        return start, min(start + self.batch, self.samples)
+
+    def cursor_after(self, step: int) -> int:
+        """The position once all ranks have done `step`."""
+        return min(self.cursor + (step + 1) * self.batch * self.world, self.samples)
+
+
+def plan_of(
+    *, samples: int, batch: int, world: int, rank: int, cursor: int, drop_last: bool, dealt: bool
+) -> Plan | DealtPlan:
+    """How the rest of an epoch is cut: for training, or (dealt) for evaluation."""
+    if dealt:
+        return DealtPlan(samples=samples, batch=batch, world=world, rank=rank, cursor=cursor)
+    return Plan(samples=samples, batch=batch, world=world, cursor=cursor, drop_last=drop_last)

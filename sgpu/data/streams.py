@@ -16,7 +16,7 @@ from sgpu.contract.errors import SgpuError
 from sgpu.data.dataset import VolumeDataset, not_one_to_one
 from sgpu.data.draws import Draws, preserved
 from sgpu.data.order import order
-from sgpu.data.position import Plan
+from sgpu.data.position import DealtPlan, Plan, plan_of
 
 Key = tuple[int, ...]
 END = object()
@@ -62,11 +62,12 @@ class Field(IntEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Batching:
-    """How samples become a batch. `size` None: single samples, as torch's batch_size=None."""
+    """How samples become a batch. `size` None: single samples, as torch's batch_size=None. `dealt`: for evaluation."""
 
     size: int | None
     drop_last: bool
     collate: Callable[[Any], Any]
+    dealt: bool = False
 
     @property
     def step(self) -> int:
@@ -124,9 +125,9 @@ class PlannedStream(IterableDataset[Envelope]):
 
     def __iter__(self) -> Iterator[Envelope]:
         told = [int(value) for value in self.block.tolist()]
-        plan = Plan(
-            samples=self.samples, batch=self.batching.step, world=told[Field.WORLD], cursor=told[Field.CURSOR],
-            drop_last=self.batching.drop_last,
+        plan = plan_of(
+            samples=self.samples, batch=self.batching.step, world=told[Field.WORLD], rank=told[Field.RANK],
+            cursor=told[Field.CURSOR], drop_last=self.batching.drop_last, dealt=self.batching.dealt,
         )  # fmt: skip
         tell_epoch(self.dataset, told[Field.EPOCH])
         draws = Draws(self.dataset)
@@ -138,7 +139,7 @@ class PlannedStream(IterableDataset[Envelope]):
             if envelope.kind == Kind.ERROR:
                 return
 
-    def _make(self, plan: Plan, step: int, told: list[int], draws: Draws, worker: int) -> Envelope:
+    def _make(self, plan: Plan | DealtPlan, step: int, told: list[int], draws: Draws, worker: int) -> Envelope:
         positions = np.arange(*plan.part(step, told[Field.RANK]), dtype=np.int64)
         epoch, seed = told[Field.EPOCH], told[Field.SEED]
         numbers = order(positions, samples=self.samples, seed=seed, epoch=epoch, shuffle=self.shuffle).tolist()

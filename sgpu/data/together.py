@@ -5,6 +5,9 @@ Else the ranks with more data would wait in their next collective until it times
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 import torch.distributed as dist
 
@@ -36,3 +39,20 @@ def ranks_without(has_batch: bool, epoch: int) -> list[int]:
             epochs=[at for _, at in told],
         )  # fmt: skip
     return [rank for rank, (has, _) in enumerate(told) if not has]
+
+
+def gather_batches(values: Iterable[Any]) -> list[Any]:
+    """A collective: one value for each batch of a loader with `evaluation=True`, from all ranks, in the data's order.
+
+    The list is the same for any world size and on every rank; so is, to the bit, what is computed from it.
+
+    Args:
+        values: this rank's, one a batch; anything that pickles, best plain numbers (a sum and a count, say).
+    """
+    mine = list(values)
+    if not is_needed():
+        return mine
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, mine)
+    most = max(map(len, gathered))
+    return [values[turn] for turn in range(most) for values in gathered if turn < len(values)]

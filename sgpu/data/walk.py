@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sgpu.data.order import Indices, order
-from sgpu.data.position import Plan
+from sgpu.data.position import plan_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,7 @@ class WalkPlan:
     seed: int
     shuffle: bool
     drop_last: bool
+    dealt: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +40,12 @@ class Stretch:
 def walk(plan: WalkPlan, epoch: int, cursor: int) -> Iterator[Stretch]:
     """Step after step from a position on, without an end."""
     while True:
-        rest = Plan(
-            samples=plan.samples, batch=plan.batch, world=plan.world, cursor=cursor, drop_last=plan.drop_last
+        rest = plan_of(
+            samples=plan.samples, batch=plan.batch, world=plan.world, rank=plan.rank, cursor=cursor,
+            drop_last=plan.drop_last, dealt=plan.dealt,
         )  # fmt: skip
+        if cursor == 0 and rest.steps == 0:
+            return
         for step in range(rest.steps):
             positions = np.arange(*rest.part(step, plan.rank), dtype=np.int64)
             yield Stretch(
