@@ -9,6 +9,7 @@ import os
 import pathlib
 import platform
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -122,11 +123,7 @@ class DistributedFunction:
         if spec.checkpoints.root is not None:
             _check_writable(spec.checkpoints.root)
         run = RunDir(runs_folder(settings.home()) / spec.id)
-        run.create()
-        run.payload.write_bytes(content)
-        run.payload.chmod(0o600)
-        code.snapshot(run.code)
-        spec.write(run)
+        _write(run, spec, content)
         if spec.accelerator == "cpu":
             print(f"sgpu: no GPU here; {spec.world_size} worker(s) on the CPU with gloo (run {spec.id})", flush=True)
         try:
@@ -200,6 +197,22 @@ def distributed(
         return DistributedFunction(function, options)
 
     return decorate
+
+
+def _write(run: RunDir, spec: RunSpec, content: bytes) -> None:
+    try:
+        run.create()
+        run.payload.write_bytes(content)
+        run.payload.chmod(0o600)
+        code.snapshot(run.code)
+        spec.write(run)
+    except OSError as error:
+        shutil.rmtree(run.root, ignore_errors=True)
+        raise InputError(
+            f"the run's folder cannot be written to {run.root}: {type(error).__name__}: {error}. Free some space, or "
+            "set SGPU_HOME to a folder that this user may write to",
+            path=str(run.root),
+        ) from error
 
 
 def _check_writable(root: str) -> None:

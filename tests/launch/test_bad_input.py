@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import pathlib
@@ -261,6 +262,25 @@ def test_settings_are_refused_by_name(value: str, home: pathlib.Path, monkeypatc
     with pytest.raises(InputError, match="SGPU_MAX_PAYLOAD_BYTES must be a whole number; found 'many'"):
         distributed(gpus=1)(_train).submit(1)
     _nothing_was_made(home)
+
+
+@pytest.mark.parametrize("reason", ["a file", "full"])
+def test_a_home_that_cannot_be_written_is_refused(
+    reason: str, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if reason == "a file":
+        home.write_text("")
+    else:
+
+        def full(*_: Any) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("sgpu.decorator.code.snapshot", full)
+    with pytest.raises(InputError, match="run's folder cannot be written") as refused:
+        distributed(gpus=1)(_train).submit(1)
+    assert str(home / "runs") in str(refused.value)
+    assert "set SGPU_HOME" in str(refused.value)
+    assert home.is_file() or os.listdir(home / "runs") == []
 
 
 def test_a_captured_lock_starts_nothing(home: pathlib.Path) -> None:
