@@ -83,11 +83,16 @@ def init(backend: str | None = None, *, timeout_seconds: float | None = None) ->
         backend = "cpu:gloo,cuda:nccl" if here.type == "cuda" else "gloo"
     limit: dict[str, Any] = {} if timeout_seconds is None else {"timeout": timedelta(seconds=timeout_seconds)}
     address = settings.store_address()
-    if address is None:
+    restart = settings.torchrun_restart()
+    if address is None and not restart:
         dist.init_process_group(backend, **limit)
         return here
-    host, port = address
-    store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
-    prefixed = dist.PrefixStore(f"generation/{settings.generation()}", store)
+    if address is None:  # torchrun's store lives on between its restarts, with the addresses of the dead in it
+        store, _, _ = next(dist.rendezvous("env://", rank(), world_size()))
+        prefixed = dist.PrefixStore(f"restart/{restart}", store)
+    else:
+        host, port = address
+        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=60))
+        prefixed = dist.PrefixStore(f"generation/{settings.generation()}", store)
     dist.init_process_group(backend, store=prefixed, rank=rank(), world_size=world_size(), **limit)
     return here

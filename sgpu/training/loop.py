@@ -324,7 +324,7 @@ class TrainLoop:
             self._meter.idle()
             self._close(None, None)
         else:
-            self._close_checkpointer()
+            self._leave_checkpointer()
             self._session.settle_at_exit(step=self._progress.step, epoch=self._progress.epoch)
             self._close(None, None)
 
@@ -335,10 +335,20 @@ class TrainLoop:
         self._closed = True
         preempted = isinstance(error, Preempted)
         try:
-            if preempted or not self._session.supervised:
+            if preempted:
                 self._close_checkpointer()
+            elif not self._session.supervised:
+                self._leave_checkpointer()
         finally:
             self._close("PREEMPTED" if preempted else "FAILED", error)
+
+    def _leave_checkpointer(self) -> None:
+        """After a failure without an agent: other ranks may be gone, and torchrun waits for this one to end."""
+        self._meter.saving()
+        if not self._stop.signalled:
+            self._checkpointer.leave()
+        for report in self._checkpointer.poll():
+            self._tell(report)
 
     def _close_checkpointer(self) -> None:
         self._meter.saving()
@@ -358,7 +368,7 @@ class TrainLoop:
         if not self._session.supervised:
             self._session.slot.finish()
         if state is not None:
-            self._session.close()
+            self._session.close(failed=state == "FAILED")
 
     def _say(self, text: str) -> None:
         if self._session.rank == 0:

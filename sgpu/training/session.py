@@ -73,14 +73,18 @@ class Session:
         def settle() -> None:
             error = getattr(sys, "last_value", None)  # set by the interpreter for an exception that nobody caught
             self.write_status("SUCCEEDED" if error is None else "FAILED", step=step, epoch=epoch, error=error)
-            self.close()
+            self.close(failed=error is not None)
 
         if not self.supervised:
             atexit.register(settle)
 
-    def close(self) -> None:
-        """Waits until MLflow has all, where this rank started the forwarder."""
-        if self.forwarder is None:
+    def close(self, *, failed: bool = False) -> None:
+        """Waits until MLflow has all, where this rank started the forwarder.
+
+        Not where one of several ranks `failed`: their launcher waits to start them again, and the forwarder ends by
+        itself after its parent.
+        """
+        if self.forwarder is None or (failed and self.world_size > 1):
             return
         try:
             self.forwarder.wait(_FORWARDER_SECONDS)
