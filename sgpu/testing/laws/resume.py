@@ -23,13 +23,10 @@ import cloudpickle
 import numpy as np
 import torch
 
-from sgpu import settings
 from sgpu.checkpoint import Catalog
-from sgpu.contract.heartbeat import Page
 from sgpu.contract.policies import CheckpointPolicy
-from sgpu.contract.rundir import RunDir
-from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.testing.laws.fresh import FreshProcesses
+from sgpu.testing.laws.worker import become_worker, make_run
 from sgpu.training import TrainLoop, seed_everything
 
 _DEADLINE_SECONDS = 60.0
@@ -139,7 +136,8 @@ def _frozen(value: Any) -> Any:
 def _train(case: ResumeCase, folder: pathlib.Path, ledger: pathlib.Path, number: int, kill: bool) -> None:
     """The job: dropout, batch norm, AdamW, a scheduler, draws of its own."""
     torch.set_num_threads(1)
-    _be_the_only_worker(folder / f"run{number}")
+    make_run(folder / f"run{number}", world_size=1)
+    become_worker(folder / f"run{number}", rank=0, world_size=1)
     seed_everything(1000 + max(1, number))  # the first that is killed begins as the undisturbed one does
     model = torch.nn.Sequential(
         torch.nn.Linear(case.width, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5),
@@ -195,15 +193,3 @@ def _digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loop: Trai
         for name, value in sorted(state.items()):
             found.update(f"{key}/{name}".encode() + value.numpy().tobytes())
     return found.hexdigest()
-
-
-def _be_the_only_worker(root: pathlib.Path) -> None:
-    """As an agent would start it, so that nothing is started for a run without one (a forwarder of metrics)."""
-    run = RunDir(root)
-    run.create()
-    Page.create(run.heartbeat, 1).close()
-    RunSpec(
-        id=run.id, name="law", created=time.time(), backend="local", world_size=1, gpus_per_node=1, accelerator="cpu",
-        seed=1, tracking=Tracking(uri="", experiment="law"), python=sys.executable, working_dir=str(root),
-    ).write(run)  # fmt: skip
-    settings.adopt({"SGPU_RUN_DIR": str(run.root), "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"})
