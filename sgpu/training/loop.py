@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from sgpu.checkpoint import Checkpointer
 from sgpu.checkpoint.reports import Restored, SaveReport
 from sgpu.contract.errors import InputError
-from sgpu.contract.policies import CheckpointPolicy
 from sgpu.contract.status import State
 from sgpu.training.agreement import Agreement
+from sgpu.training.arguments import check_counts, check_parts, choose_policy
 from sgpu.training.cadence import Cadence
 from sgpu.training.meter import Meter
 from sgpu.training.position import Position, Progress
 from sgpu.training.preemption import Preempted, StopRequest
-from sgpu.training.session import Session, open_session
+from sgpu.training.session import open_session
 
 
 class TrainLoop:
@@ -59,11 +57,11 @@ class TrainLoop:
         checkpoints: Any = None,
         accumulate: int = 1,
     ) -> None:
-        _check_counts(epochs=epochs, max_steps=max_steps, accumulate=accumulate, checkpoint_every=checkpoint_every)
-        _check_parts(loader=loader, max_steps=max_steps, extra=extra, checkpoints=checkpoints)
+        check_counts(epochs=epochs, max_steps=max_steps, accumulate=accumulate, checkpoint_every=checkpoint_every)
+        check_parts(loader=loader, max_steps=max_steps, extra=extra, checkpoints=checkpoints)
         self._loader, self._epochs, self._max_steps, self._accumulate = loader, epochs, max_steps, accumulate
         self._session = open_session()
-        self._policy = _policy(self._session, checkpoints, checkpoint_every)
+        self._policy = choose_policy(self._session.policy, checkpoints=checkpoints, every=checkpoint_every)
         self._progress = Progress()
         self._position = Position(loader, self._progress, seed=self._session.seed)
         self._meter = Meter(self._session)
@@ -78,6 +76,7 @@ class TrainLoop:
             rank=self._session.rank,
             world_size=self._session.world_size,
             generation=self._session.generation,
+            staging="auto" if optimizer is not None else "foreground",
         )
         self.restored = self._restore()
         self._cadence = Cadence(self._policy, step=self._progress.step, agree=self._agreement.from_main)
@@ -315,11 +314,6 @@ class TrainLoop:
         if self._closed:
             return
         self._closed = True
-        if self._progress.step != self._saved_step:
-            self._say(
-                f"the loop was left inside step {self._progress.step + 1}; its newest checkpoint is of step "
-                f"{self._saved_step or 'none'}. To end it early with a checkpoint, call loop.stop() instead of break."
-            )
         if self._session.supervised:  # a rank that fails must not wait for others to commit
             self._meter.idle()
             self._close(None, None)
@@ -373,41 +367,3 @@ class TrainLoop:
     def _say(self, text: str) -> None:
         if self._session.rank == 0:
             print(f"sgpu: {text}", flush=True)
-
-
-def _check_counts(*, epochs: Any, max_steps: Any, accumulate: Any, checkpoint_every: Any) -> None:
-    for name, value in (("epochs", epochs), ("accumulate", accumulate)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"TrainLoop({name}=...) must be a whole number, 1 or more; found {value!r}")
-    for name, value in (("max_steps", max_steps), ("checkpoint_every", checkpoint_every)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise InputError(f"TrainLoop({name}=...) must be a whole number, 1 or more, or None; found {value!r}")
-
-
-def _check_parts(*, loader: Any, max_steps: Any, extra: Any, checkpoints: Any) -> None:
-    if loader is None and max_steps is None:
-        raise InputError("TrainLoop needs loader=..., or max_steps=... where the loop has no loader")
-    if checkpoints is not None and not isinstance(checkpoints, (str, os.PathLike, CheckpointPolicy)):
-        raise InputError(
-            f"TrainLoop(checkpoints=...) takes a folder, a URL or a CheckpointPolicy; found {checkpoints!r} "
-            f"({type(checkpoints).__name__})"
-        )
-    for name, part in (extra or {}).items():
-        if name in ("model", "optimizer", "scheduler"):
-            raise InputError(f"TrainLoop(extra=...): the name {name!r} is taken; use another")
-        if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-            raise InputError(
-                f"TrainLoop(extra={{{name!r}: ...}}): a {type(part).__name__} has no state_dict and load_state_dict; "
-                "wrap it in a small class that has"
-            )
-
-
-def _policy(session: Session, checkpoints: Any, every: Any) -> CheckpointPolicy:
-    policy = session.policy
-    if isinstance(checkpoints, CheckpointPolicy):
-        policy = checkpoints
-    elif checkpoints is not None:
-        policy = replace(policy, root=str(checkpoints))
-    if every is not None:
-        policy = replace(policy, every_steps=every, every_seconds=None)
-    return policy
