@@ -14,8 +14,8 @@ def check_step(step: Any) -> None:
 
 
 def check_staging(staging: Any) -> None:
-    if staging not in ("foreground", "background"):
-        raise InputError(f'staging must be "foreground" or "background"; found {staging!r}')
+    if staging not in ("foreground", "background", "auto"):
+        raise InputError(f'staging must be "foreground", "background" or "auto"; found {staging!r}')
 
 
 def check_per_rank(per_rank: dict[str, Any]) -> None:

@@ -12,17 +12,18 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
-import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sgpu import settings
-from sgpu.checkpoint import arguments, names, parts, prune, retention, versions
+from sgpu.checkpoint import arguments, parts, prune, versions
+from sgpu.checkpoint.attempts import Attempts
 from sgpu.checkpoint.background import Flight, finish_in_background
 from sgpu.checkpoint.finish import try_to_tell
 from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.reports import Restored, SaveReport
 from sgpu.checkpoint.restore import Restorer
-from sgpu.checkpoint.stage import Staged, Stager
+from sgpu.checkpoint.stage import CHANGED, Staged, Stager
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.checkpoint.writers import HelperWriter, ThreadWriter, Writer
 from sgpu.contract.clock import Clock, SystemClock
@@ -58,7 +59,8 @@ class Checkpointer:
         staging: "foreground": everything may change as soon as `save` returns. "background": `save` returns sooner, and
             parameters, optimizer state and `replicated` must stay as they are until the next optimizer step, which
             waits for the copy; if one changes before, that save fails and says so. Everything else is still copied at
-            the call.
+            the call. "auto": as "background", until such a change is noticed: it is told in the save's report, not
+            raised, and from then on it is "foreground".
         store: beats `root`; for a store of your own, which is then written from a thread of this process.
         timeout_seconds: a save that makes no progress for so long has failed.
 
@@ -78,7 +80,7 @@ class Checkpointer:
         world_size: int | None = None,
         generation: int = 0,
         replicated: Collection[str] = (),
-        staging: Literal["foreground", "background"] = "foreground",
+        staging: Literal["foreground", "background", "auto"] = "foreground",
         store: Store | None = None,
         timeout_seconds: float = 600.0,
     ) -> None:
@@ -106,10 +108,10 @@ class Checkpointer:
         self._salt = secrets.token_bytes(4)
         self._clock: Clock = SystemClock()
         self._generation = generation
-        self._staging = staging
-        self._hooks = _join_before_steps(self, state) if staging == "background" else []
-        self._attempt = self._agree_on_attempt(generation)
-        self._used: set[int] = set()
+        self._forgiving = staging == "auto"
+        self._deferring = staging != "foreground"
+        self._hooks = [_join_before_steps(self)] if self._deferring else []
+        self._attempts = Attempts(self._store, self._ranks, generation)
         self._restored_from: str | None = None
         self._damaged: frozenset[str] = frozenset()
         self._flight: Flight | None = None
@@ -180,10 +182,10 @@ class Checkpointer:
         if not self._settled:
             self._writer.settle()
             self._settled = True
-        folder, claim = self._next_folder(step)
-        staged = self._stage(folder, claim=claim)
+        folder = self._attempts.next_folder(step)
+        staged = self._stage(folder)
         job = SaveJob(
-            folder=folder, step=step, attempt=self._attempt, generation=self._generation, rank=self._ranks.rank,
+            folder=folder, step=step, attempt=self._attempts.number, generation=self._generation, rank=self._ranks.rank,
             world_size=self._ranks.world_size, layout=staged.share.layout, objects={}, metadata=noted,
             versions=versions.all_versions(), run_id=run.name if (run := settings.run_dir()) else None,
             policy=self._policy, keep=(self._restored_from,) if self._restored_from else (),
@@ -199,7 +201,7 @@ class Checkpointer:
     def before_optimizer_step(self) -> None:
         """Waits until the state is staged; to be called before parameters change. Costs nothing when it is.
 
-        Optimizers in `state` call it by themselves.
+        torch's optimizers call it by themselves.
         """
         flight = self._flight
         if flight is not None and not flight.staged.is_set():
@@ -250,38 +252,12 @@ class Checkpointer:
         if self._closed:
             raise CheckpointError("this Checkpointer is closed; make another.", path=self._store.url)
 
-    def _agree_on_attempt(self, generation: int) -> int:
-        """A number never used in this root, so that no folder is ever written twice; the same on all ranks."""
-        told: int | str = ""
-        if self._ranks.rank == 0:
-            try:
-                told = retention.claim(self._store, generation)
-            except OSError as error:
-                told = f"{type(error).__name__}: {error}"
-        told = self._ranks.from_first(told)
-        if isinstance(told, str):
-            raise CheckpointError(f"checkpoints cannot be written to {self._store.url}: {told}", path=self._store.url)
-        return told
-
-    def _next_folder(self, step: int) -> tuple[str, bool]:
-        """A step that is saved again (also after a failure) goes to a fresh folder; every rank counts alike.
-
-        Gives the folder, and whether its attempt is a new one, which rank 0 has to claim.
-        """
-        again = step in self._used
-        if again:
-            self._attempt += 1
-            self._used.clear()
-        self._used.add(step)
-        return names.folder_name(step, self._attempt), again
-
-    def _stage(self, folder: str, *, claim: bool) -> Staged:
+    def _stage(self, folder: str) -> Staged:
         reason: str | None = "its state_dict() failed"
         try:
             failpoint("checkpoint.stage", self._ranks.rank)
-            if claim and self._ranks.rank == 0:
-                self._claim_next()
-            staged = self._stager.stage(deferring=self._staging == "background")
+            self._attempts.claim()
+            staged = self._stager.stage(deferring=self._deferring)
             reason = None
         except (OSError, CheckpointError) as error:
             reason = f"its state could not be staged: {error}"
@@ -290,13 +266,6 @@ class Checkpointer:
             if reason is not None:
                 try_to_tell(self._store, folder, self._ranks.rank, reason)
         return staged
-
-    def _claim_next(self) -> None:
-        if not self._store.create(names.claim_name(self._attempt), b"{}"):
-            raise CheckpointSaveError(
-                f"another job writes checkpoints into {self._store.url}. Give each job a root of its own.",
-                path=self._store.url,
-            )
 
     def _settle(self, *, in_save: bool = False) -> None:
         """Waits for the save under way and notes how it ended. A save that waits for it counts that as its own."""
@@ -322,7 +291,9 @@ class Checkpointer:
         )
         if error is not None:
             log.error("%s", error)
-            if self._policy.on_error == "raise" and self._error is None:
+            if self._forgiving and CHANGED in str(error):
+                self._deferring = False
+            elif self._policy.on_error == "raise" and self._error is None:
                 self._error = error
 
     def _raise_error(self) -> None:
@@ -331,8 +302,8 @@ class Checkpointer:
             raise error
 
 
-def _join_before_steps(checkpointer: Checkpointer, state: Mapping[str, Any]) -> list[Any]:
-    """Makes each optimizer wait for the copy of what it is about to change."""
+def _join_before_steps(checkpointer: Checkpointer) -> Any:
+    """Makes every optimizer of this process wait for the copy of what it may be about to change."""
     reference = weakref.ref(checkpointer)
 
     def join(*_arguments: Any) -> None:
@@ -340,8 +311,7 @@ def _join_before_steps(checkpointer: Checkpointer, state: Mapping[str, Any]) -> 
         if alive is not None:
             alive.before_optimizer_step()
 
-    optimizers = [thing for thing in state.values() if isinstance(thing, torch.optim.Optimizer)]
-    return [optimizer.register_step_pre_hook(join) for optimizer in optimizers]
+    return register_optimizer_step_pre_hook(join)
 
 
 def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:

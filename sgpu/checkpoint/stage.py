@@ -17,6 +17,7 @@ from sgpu.checkpoint.share import Share, Slot
 from sgpu.contract.errors import CheckpointSaveError
 
 RANK_FORMAT = "sgpu.rank/1"
+CHANGED = "was changed after save()"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class Staged:
         for copy in self.deferred:
             if copy.source._version != copy.version:
                 raise CheckpointSaveError(
-                    f"{copy.name} was changed after save() and before the next optimizer step, while it was being "
+                    f"{copy.name} {CHANGED} and before the next optimizer step, while it was being "
                     'copied. Call before_optimizer_step() before such changes, or use staging="foreground".',
                     tensor=copy.name,
                 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
 from sgpu.checkpoint.storage import PosixStore
@@ -121,7 +122,7 @@ def test_background_staging_is_joined_by_the_optimizer_itself(tmp_path: pathlib.
         train(model, optimizer, 1, seed=step)
     checkpointer.close()
     assert [report.error for report in checkpointer.poll()] == [None] * 12
-    assert not optimizer._optimizer_step_pre_hooks
+    assert not _global_optimizer_pre_hooks
     for step in range(11, -1, -1):
         fresh = network(1)
         other = torch.optim.AdamW(fresh.parameters())
@@ -158,6 +159,42 @@ def test_background_staging_notices_a_change_that_came_too_early(
     with torch.no_grad():
         model[0].weight.fill_(8)
     checkpointer.close()
+    fresh = network(1)
+    assert restore_into(tmp_path, m=fresh).step == 2
+    assert bool((fresh[0].weight == 7).all())
+
+
+def test_automatic_staging_forgives_a_change_that_came_too_early_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import threading
+
+    from sgpu.checkpoint.stage import Staged
+
+    changed = threading.Event()
+    copy_now = Staged.copy
+
+    def late(self: Staged) -> None:
+        assert changed.wait(30)
+        copy_now(self)
+
+    monkeypatch.setattr(Staged, "copy", late)
+    model = network()
+    checkpointer = Checkpointer(CheckpointPolicy(), {"m": model}, store=PosixStore(tmp_path), staging="auto")
+    checkpointer.save(1)
+    with torch.no_grad():
+        model[0].weight.fill_(7)
+    changed.set()
+    checkpointer.wait()
+    changed.clear()
+    checkpointer.save(2)
+    with torch.no_grad():
+        model[0].weight.fill_(8)
+    changed.set()
+    checkpointer.close()
+    first, second = checkpointer.poll()
+    assert "m.0.weight was changed after save()" in (first.error or "")
+    assert second.error is None
     fresh = network(1)
     assert restore_into(tmp_path, m=fresh).step == 2
     assert bool((fresh[0].weight == 7).all())
