@@ -77,7 +77,6 @@ class TrainLoop:
             world_size=self._session.world_size,
             generation=self._session.generation,
             staging="auto" if optimizer is not None else "foreground",
-            staging="auto" if optimizer is not None else "foreground",
         )
         self.restored = self._restore()
         self._cadence = Cadence(self._policy, step=self._progress.step, agree=self._agreement.from_main)
