@@ -52,7 +52,7 @@ class PlanChart {
 
 export class CurveChart extends PlanChart {
   constructor() {
-    super("Goodput (%) against the time between checkpoints");
+    super("Goodput (%) by checkpoint interval");
   }
 
   update(plan) {
