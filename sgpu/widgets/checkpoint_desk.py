@@ -120,13 +120,13 @@ class Desk:
 
     def _check_some(self) -> None:
         """A few at a time, so that whoever asks for something else need not wait."""
-        for step in self._next_steps():
-            self.shelf.check(step)
-        self._tell_changes()
-        with self._lock:
+        try:
+            for step in self._next_steps():
+                self.shelf.check(step)
+        finally:
             self._checking = False
-            more = bool(self._next_steps())
-        if more:
+            self._tell_changes()
+        if self._next_steps():
             self._keep_checking()
 
     def _next_steps(self) -> list[int]:
@@ -289,6 +289,10 @@ class Desk:
                 self._job("failed", f"{doing}: {plain(error, 2000) or type(error).__name__}")
 
         errands.do(safely)
+
+    def tell_trouble(self, error: Exception) -> None:
+        """Something that nobody expected; whatever else was asked for goes on."""
+        self._job("failed", f"{type(error).__name__}: {plain(error, 2000)}")
 
     def _job(self, state: str, words: str) -> None:
         self._say({"kind": "job", "state": state, "words": words})

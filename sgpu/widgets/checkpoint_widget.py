@@ -23,8 +23,9 @@ class CheckpointWidget(ChannelWidget):
 
     def __init__(self, shelf: Shelf, step: int | None, *, keep: Callable[[], None]) -> None:
         self._keep = keep
-        self._errands = (BackgroundErrands("sgpu-checkpoints"), BackgroundErrands("sgpu-checkpoints-slow"))
-        self.desk = Desk(shelf, self._say, quick=self._errands[0], slow=self._errands[1])
+        quick, slow = (BackgroundErrands(f"sgpu-checkpoints-{name}", self._tell_trouble) for name in ("quick", "slow"))
+        self._errands = (quick, slow)
+        self.desk = Desk(shelf, self._say, quick=quick, slow=slow)
         self.desk.chosen = step
         super().__init__()
         self.desk.start()
@@ -39,6 +40,9 @@ class CheckpointWidget(ChannelWidget):
         for errands in self._errands:
             errands.close()
         super().close()
+
+    def _tell_trouble(self, error: Exception) -> None:
+        self.desk.tell_trouble(error)
 
     def _say(self, message: dict[str, Any]) -> None:
         if self.comm is not None:  # closed meanwhile

@@ -21,10 +21,15 @@ class Errands(Protocol):
 
 
 class BackgroundErrands:
-    """A daemon thread, started by the first errand: a long check must not hold up the end of a kernel."""
+    """A daemon thread, started by the first errand: a long check must not hold up the end of a kernel.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        trouble: hears what an errand raised; the next one is done all the same.
+    """
+
+    def __init__(self, name: str, trouble: Callable[[Exception], None]) -> None:
         self._name = name
+        self._trouble = trouble
         self._waiting: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -46,5 +51,9 @@ class BackgroundErrands:
 
     def _work(self) -> None:
         while (errand := self._waiting.get()) is not None:
-            if not self._closed:
+            if self._closed:
+                continue
+            try:
                 errand()
+            except Exception as error:  # noqa: BLE001 - stores raise what their packages please; it is told
+                self._trouble(error)

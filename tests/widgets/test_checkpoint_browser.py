@@ -464,6 +464,34 @@ def test_a_thousand_rows_are_a_small_message(tmp_path: pathlib.Path, shelves: An
     assert len(said[-1].get("lines", [])) <= 300
 
 
+def test_a_store_that_breaks_is_told_and_asked_again_only_when_somebody_looks(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[dict[str, Any]] = []
+    sizes: list[int] = []
+    waiting: list[Callable[[], None]] = []
+    shelf = opened_shelf(root)
+    quick = Now()
+    monkeypatch.setattr(quick, "do", waiting.append)
+    desk = Desk(shelf, said.append, quick=quick, slow=quick)
+
+    def broken(path: str) -> int:
+        sizes.append(1)
+        raise RuntimeError("the package of this store says no")
+
+    monkeypatch.setattr(shelf.store, "size", broken)
+    desk.start()
+    with pytest.raises(RuntimeError):
+        waiting.pop()()
+    desk.tell_trouble(RuntimeError("the package of this store says no"))
+    assert said[-1]["words"] == "RuntimeError: the package of this store says no"
+    assert (len(sizes), waiting) == (1, [])
+    monkeypatch.undo()
+    desk = Desk(shelf, said.append, quick=Now(), slow=Now())
+    desk.hear({"kind": "check", "steps": [50]})
+    assert shelf.rows[0].state == "valid"
+
+
 def test_the_widget_ends_with_its_threads(root: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[dict[str, Any]] = []
     monkeypatch.setattr(CheckpointWidget, "send", lambda self, content, buffers=None: sent.append(content))
@@ -478,14 +506,18 @@ def test_the_widget_ends_with_its_threads(root: pathlib.Path, monkeypatch: pytes
 
 
 def test_errands_are_done_in_order_and_none_after_the_end() -> None:
-    errands, seen, ready = BackgroundErrands("test"), [], threading.Event()
+    seen: list[Any] = []
+    errands, ready = BackgroundErrands("test", seen.append), threading.Event()
     errands.do(lambda: seen.append(1))
+    errands.do(lambda: {}["missing"])
     errands.do(lambda: seen.append(2))
     errands.do(ready.set)
     assert ready.wait(10)
     errands.close()
     errands.do(lambda: seen.append(3))
-    assert seen == [1, 2]
+    assert seen[0] == 1
+    assert isinstance(seen[1], KeyError)
+    assert seen[2:] == [2]
 
 
 def test_text_and_page_escape_what_a_checkpoint_says(root: pathlib.Path, shelves: Any) -> None:
