@@ -10,6 +10,7 @@ from sgpu import settings
 from sgpu.contract.errors import InputError
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import read_spec
+from sgpu.data.blocks import Blocks
 from sgpu.data.dataset import VolumeDataset
 from sgpu.data.draws import parts_of
 from sgpu.data.free import Free
@@ -27,6 +28,7 @@ def choose_pipeline(
     shuffle: bool,
     seed: int | None,
     one_to_one: bool | None,
+    files_at_a_time: int | None,
     workers: int,
     workers_live_on: bool,
 ) -> Pipeline:
@@ -42,12 +44,20 @@ def choose_pipeline(
         InputError: one_to_one=True for a data set with no volume in it, or with several; evaluation of what has no
             order of ours.
     """
-    _check_dealt(dataset, batching, sampler, one_to_one)
+    _check_dealt(dataset, batching, sampler, False if files_at_a_time is not None else one_to_one)
     if not isinstance(dataset, IterableDataset):
+        if files_at_a_time is not None:
+            _one_volume(dataset, [], files_at_a_time, one_to_one)
         if sampler is not None:
             return Sampled(dataset, batching, sampler=sampler, seed=run_seed() if seed is None else seed)
         return Planned(dataset, batching, volume=None, shuffle=shuffle, seed=run_seed() if seed is None else seed)
     volumes = [part for part in parts_of(dataset) if isinstance(part, VolumeDataset)]
+    if files_at_a_time is not None:
+        volume = _one_volume(dataset, volumes, files_at_a_time, one_to_one)
+        return Blocks(
+            dataset, batching, volume=volume, files_at_a_time=files_at_a_time, workers=workers,
+            workers_live_on=workers_live_on, seed=volume.seed if seed is None else seed,
+        )  # fmt: skip
     with_state = has_own_state(dataset)
     if one_to_one is None:
         one_to_one = len(volumes) == 1 and not with_state
@@ -67,6 +77,19 @@ def choose_pipeline(
         dataset, batching, volumes=volumes, with_state=with_state, workers=workers, workers_live_on=workers_live_on,
         seed=run_seed() if seed is None else seed,
     )  # fmt: skip
+
+
+def _one_volume(
+    dataset: Any, volumes: list[VolumeDataset], files_at_a_time: Any, one_to_one: bool | None
+) -> VolumeDataset:
+    if isinstance(files_at_a_time, bool) or not isinstance(files_at_a_time, int) or files_at_a_time < 1:
+        raise InputError(f"files_at_a_time must be a whole number, 1 or more; found {files_at_a_time!r}")
+    if len(volumes) != 1 or one_to_one:
+        raise InputError(
+            f"files_at_a_time needs an iterable around one VolumeDataset, and not one_to_one=True; "
+            f"{type(dataset).__name__} holds {len(volumes)} volume(s)"
+        )
+    return volumes[0]
 
 
 def _check_dealt(dataset: Any, batching: Batching, sampler: Any, one_to_one: bool | None) -> None:

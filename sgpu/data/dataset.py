@@ -108,6 +108,9 @@ class VolumeDataset(IterableDataset[str]):
         self._run = Run(numbers)
         return self._run
 
+    def continue_run(self, run: Run) -> None:
+        self._run = run
+
     def end_run(self) -> None:
         self._run = None
 
@@ -256,7 +259,8 @@ def not_one_to_one(dataset: object, files: int, samples: str) -> DataError:
     name = type(dataset).__name__
     return DataError(
         f"{name}.__iter__ gave {samples} for {files} files; an exact position needs one sample a file. Yield one "
-        "sample for each path (a substitute for a broken file), or pass DataLoader(..., one_to_one=False), which "
-        "resumes by reading again what was read, with the same world size and workers only.",
+        "sample for each path (a substitute for a broken file), or pass DataLoader(..., files_at_a_time=1), where each "
+        "file makes its samples by itself, or one_to_one=False, which resumes by reading again what was read, with the "
+        "same world size and workers only.",
         dataset=name,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +14,7 @@ from sgpu import runtime
 from sgpu.contract.errors import DataError, InputError
 from sgpu.data import living, together
 from sgpu.data.ahead import Follower
+from sgpu.data.blocks import Blocks
 from sgpu.data.cache import private_root
 from sgpu.data.choose import choose_pipeline
 from sgpu.data.draws import parts_of
@@ -45,6 +46,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Args:
         seed: of the order; None: the volume's, or the generator's, or the run's, or 0.
         one_to_one: False for an iterable data set around a volume that does not give one sample a file.
+        files_at_a_time: for an iterable data set around a volume that gives several samples a file, or none, or one of
+            several files. It is iterated anew over each so many files (1: each file by itself), so that a resume reads
+            no more than those again, and other world sizes and workers go on.
         evaluation: each rank gets whole batches in turn, so that every sample comes exactly once over all ranks, in
             the same batches for any world size. Ranks may differ by one batch, or have none: no collectives in the
             loop's body. `gather_batches` brings the ranks' results together in order.
@@ -77,6 +81,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         in_order: bool = True,
         seed: int | None = None,
         one_to_one: bool | None = None,
+        files_at_a_time: int | None = None,
         evaluation: bool = False,
         stop_together: bool = True,
     ) -> None:
@@ -103,8 +108,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 dealt=evaluation,
             ),
             sampler=(self.batch_sampler if self.batch_sampler is not None else self.sampler) if own else None,
-            shuffle=bool(shuffle), seed=seed, one_to_one=one_to_one, workers=num_workers,
-            workers_live_on=self._lives_on,
+            shuffle=bool(shuffle), seed=seed, one_to_one=one_to_one, files_at_a_time=files_at_a_time,
+            workers=num_workers, workers_live_on=self._lives_on,
         )  # fmt: skip
         self._stops_together = stop_together and self._pipeline.settles
         self._meter = Meter()
@@ -245,6 +250,15 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         None where nobody knows better than that.
         """
         return self._pipeline.left()
+
+    def load_states(self, states: Sequence[dict[str, Any]]) -> None:
+        """The same from the states of all ranks of another world, where each belongs to its rank but they "merge"."""
+        if not isinstance(self._pipeline, Blocks):
+            self.load_state_dict(states[0])
+            return
+        self._pipeline.load_all(states)
+        self._version += 1
+        self._drop_inner()
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration; of the present epoch nothing changes, also not what is done of it."""

@@ -5,6 +5,7 @@
 | VolumeDataset (or wrapped, one sample a file); map-style without a sampler | samples of our order | any world |
 | map-style with the user's sampler | batches | the same world size and batches; at an epoch's edge any |
 | iterable with `state_dict` | its own states, one a worker | the same world size, workers and batches |
+| the same with `files_at_a_time` | files, and samples in them | any world, by the states of all ranks |
 | any other iterable | batches a worker, read again | as with a sampler, and the same workers |
 
 Each is exact, or refuses by name.

@@ -259,9 +259,9 @@ class TrainLoop:
         for skipped in restored.skipped:
             self._session.emit("warning", message=f"checkpoint {skipped.path} was not used: {skipped.reason}")
         if not restored.per_rank_restored:
-            former = self._checkpointer.restored_per_rank(0)
-            self._progress.load_state_dict(former["progress"])
-            self._position.load_from_another_world(former["position"], rank=self._session.rank)
+            former = self._checkpointer.restored_per_rank
+            self._progress.load_state_dict(former(0)["progress"])
+            self._position.load_from_another_world(lambda rank: former(rank)["position"], rank=self._session.rank)
         self._position.follow_loader()
         high = self._session.slot.high_step
         self._session.slot.beat(restored.step, self._progress.epoch)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sgpu.contract.errors import PositionError
@@ -75,14 +75,20 @@ class Position:
         if self._loader is not None and not self.stateful:
             self._replay = int(state["batch"])
 
-    def load_from_another_world(self, state: dict[str, Any], *, rank: int) -> None:
-        """The world size has changed: the data position carries over, if it is the same for all ranks.
+    def load_from_another_world(self, former: Callable[[int], dict[str, Any]], *, rank: int) -> None:
+        """The world size has changed: the data position carries over, if it is the same for all ranks or they merge.
 
         The random streams of the former ranks cannot be dealt to others. Each rank begins new ones, which depend on
         the run's seed, the step and the rank alone.
+
+        Args:
+            former: gives the state that a rank of the former world had.
         """
+        state = former(0)
         saved = state.get("loader")
-        if self._loader is not None and not (isinstance(saved, dict) and saved.get("global")):
+        told = saved if isinstance(saved, dict) else {}
+        merges = bool(told.get("merges")) and hasattr(self._loader, "load_states")
+        if self._loader is not None and not (told.get("global") or merges):
             raise PositionError(
                 f"the checkpoint was made with another world size, and the position of {type(self._loader).__name__} "
                 "belongs to its ranks alone. Resume with the former world size, use sgpu.data.DataLoader over a "
@@ -90,7 +96,10 @@ class Position:
                 "step of an epoch): from there any world goes on."
             )
         self._seed, self._ahead = state.get("seed", self._seed), state.get("ahead", 0)
-        self._load_loader(state)
+        if merges:
+            self._loader.load_states([former(each)["loader"] for each in range(told["world_size"])])
+        else:
+            self._load_loader(state)
         self._restored_rng = self._draws.begun_anew(mix(self._seed, self._progress.step, rank))
 
     def _load_loader(self, state: dict[str, Any]) -> None:

@@ -129,6 +129,7 @@ def make(kind: str, folder: pathlib.Path) -> Any:
     loaders = {
         "volume": lambda: DataLoader(Decoded(files), 4, num_workers=2),
         "several samples a file": lambda: DataLoader(Frames(files), 4, num_workers=1, one_to_one=False),
+        "several samples a file, by files": lambda: DataLoader(Frames(files), 4, num_workers=2, files_at_a_time=1),
         "several files a sample": lambda: DataLoader(Pairs(files), 2, num_workers=0, one_to_one=False),
         "map-style": lambda: DataLoader(Samples(), 4, shuffle=True, num_workers=2, seed=3),
         "distributed sampler": lambda: DataLoader(
@@ -147,6 +148,7 @@ ALL = tuple(range(COUNT))
 EACH_EPOCH: dict[str, tuple[int, ...] | None] = {
     "volume": ALL,
     "several samples a file": tuple(sorted(n * 10 + part for n in ALL for part in range(n % 3))),
+    "several samples a file, by files": tuple(sorted(n * 10 + part for n in ALL for part in range(n % 3))),
     "several files a sample": None,
     "map-style": ALL,
     "distributed sampler": ALL,

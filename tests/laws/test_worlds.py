@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 
 from sgpu import CheckpointPolicy
-from sgpu.data import DataLoader
+from sgpu.data import DataLoader, VolumeDataset
 from sgpu.testing.laws.fresh import FAILED, FreshProcesses
 from sgpu.testing.laws.worker import become_worker, make_run
 from sgpu.training import TrainLoop, seed_everything
@@ -46,7 +46,21 @@ class Stream(IterableDataset[int]):
         return iter(range(dist.get_rank() if dist.is_initialized() else 0, 8, 2))
 
 
-def loader_of(kind: str, rank: int, world: int) -> Any:
+class Frames(IterableDataset[int]):
+    """Three samples a file."""
+
+    def __init__(self, files: VolumeDataset) -> None:
+        self.files = files
+
+    def __iter__(self) -> Iterator[int]:
+        for path in self.files:
+            yield from range(3 * int(pathlib.Path(path).stem), 3 * int(pathlib.Path(path).stem) + 3)
+
+
+def loader_of(kind: str, rank: int, world: int, folder: pathlib.Path) -> Any:
+    if kind == "frames":
+        files = VolumeDataset(folder / "volume", shuffle=True, seed=3)
+        return DataLoader(Frames(files), 2, num_workers=0, files_at_a_time=1)
     if kind == "map-style":
         return DataLoader(Numbers(), 2, shuffle=True, seed=5, num_workers=0)
     if kind == "dropping":
@@ -76,7 +90,7 @@ def train(folder: pathlib.Path, kind: str, life: Life, epochs: int, rank: int) -
     output = os.open(folder / f"ledger{life.number}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     model = torch.nn.Linear(1, 1)
     loop = TrainLoop(
-        model=model, loader=loader_of(kind, rank, life.world), epochs=epochs,
+        model=model, loader=loader_of(kind, rank, life.world, folder), epochs=epochs,
         checkpoints=CheckpointPolicy(str(folder / "checkpoints"), every_steps=1, keep_last=3),
     )  # fmt: skip
     for batch in loop:
@@ -191,3 +205,16 @@ def test_what_belongs_to_its_world_goes_on_at_an_edge_and_is_refused_elsewhere(
     assert run.live(last) == [FAILED, FAILED], run.log(last)
     assert "made with another world size" in run.log(last)
     assert "keep checkpoints of epochs' edges" in run.log(last)
+
+
+def test_files_of_several_samples_go_on_in_other_worlds(hosts: list[FreshProcesses], tmp_path: pathlib.Path) -> None:
+    (tmp_path / "volume").mkdir()
+    for number in range(12):
+        (tmp_path / "volume" / f"{number:02}").write_text("")
+    run = Lives(hosts=hosts, folder=tmp_path, kind="frames")
+    first, second = Life(number=1, world=2, until=2), Life(number=2, world=3, until=4)
+    last = Life(number=3, world=1)
+    for life in (first, second):
+        assert run.live(life) == [-signal.SIGKILL] * life.world, run.log(life)
+    assert run.live(last) == [0], run.log(last)
+    assert run.trained(first, second, last) == {0: list(range(36)), 1: list(range(36))}
