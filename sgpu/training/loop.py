@@ -12,6 +12,7 @@ from sgpu.contract.status import State
 from sgpu.training.agreement import Agreement
 from sgpu.training.arguments import check_counts, check_parts, choose_policy
 from sgpu.training.cadence import Cadence
+from sgpu.training.left import settle_later
 from sgpu.training.meter import Meter
 from sgpu.training.position import Position, Progress
 from sgpu.training.preemption import Preempted, StopRequest
@@ -148,6 +149,7 @@ class TrainLoop:
     def _all_batches(self) -> Iterator[Any]:
         progress = self._progress
         if self._done():
+            self._position.restore_draws()  # the code after the loop may draw too
             self._say(f"the run had finished at step {progress.step}; nothing is left to train")
         while not self._done():
             yield from self._epoch()
@@ -317,6 +319,7 @@ class TrainLoop:
         if self._session.supervised:  # a rank that fails must not wait for others to commit
             self._meter.idle()
             self._close(None, None)
+            settle_later(self._end_checkpointer)
         else:
             self._leave_checkpointer()
             self._session.settle_at_exit(step=self._progress.step, epoch=self._progress.epoch)
@@ -346,6 +349,9 @@ class TrainLoop:
 
     def _close_checkpointer(self) -> None:
         self._meter.saving()
+        self._end_checkpointer()
+
+    def _end_checkpointer(self) -> None:
         try:
             self._checkpointer.wait()
         finally:

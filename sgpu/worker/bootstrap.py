@@ -27,7 +27,7 @@ from sgpu.contract.heartbeat import Page, Slot
 from sgpu.contract.outcome import Outcome, rebuild_exception
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, read_spec
-from sgpu.training import Preempted, seed_everything
+from sgpu.training import Preempted, seed_everything, settle_left_loops
 from sgpu.worker.cpu import allow_nccl_names, separate_async_saves
 
 # Fails the same way each time, whatever machine it runs on.
@@ -78,6 +78,7 @@ def _call(run: RunDir, spec: RunSpec, slot: Slot, rank: int, generation: int) ->
         _set_up(run, spec, rank)
         call = payload.unpack(run.payload.read_bytes())
         value = call.function(*call.args, **call.kwargs)
+        settle_left_loops()
         content, problem = _pack_result(value)
         return Outcome(
             kind="result",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
+import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -298,8 +299,10 @@ def test_a_finished_run_says_so_and_trains_nothing(
     case = CASES["shuffled"]
     supervised()
     whole = train(case, tmp_path / "root", volume, seed=1)
+    draws = torch.rand(3).tolist(), random.random()
     supervised()
     again = train(case, tmp_path / "root", volume, seed=2)
+    assert (torch.rand(3).tolist(), random.random()) == draws  # what comes after the loop draws the same, too
     assert again.records == []
     assert again.digest == whole.digest
     assert "the run had finished at step 6; nothing is left to train" in capsys.readouterr().out

@@ -17,7 +17,7 @@ from sgpu.contract.errors import CheckpointSaveError, InputError, PositionError
 from sgpu.contract.heartbeat import Request, Slot
 from sgpu.contract.rundir import RunDir
 from sgpu.data import DataLoader
-from sgpu.training import Preempted
+from sgpu.training import Preempted, settle_left_loops
 
 Begin = Callable[[], tuple[RunDir, Slot]]
 
@@ -185,6 +185,34 @@ def test_a_save_that_failed_is_told_and_ends_the_run_unless_told_otherwise(
         assert "No space left" in failed["message"]
     supervised()
     assert Training(root).loop.step >= 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_a_left_loop_still_saves_is_waited_for_and_told(
+    fails: bool, root: pathlib.Path, supervised: Begin, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fired = tmp_path / "fired"
+    action = "errno:ENOSPC" if fails else "sleep:0.2"
+    monkeypatch.setenv("SGPU_FAILPOINT", f"checkpoint.shard_written={action}")
+    monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(fired))
+    failpoint.reset()
+    try:
+        run, _ = supervised()
+        training = Training(root, checkpoint_every=2)
+        for _ in training:
+            if training.loop.step == 2:
+                break
+        if fails:
+            with pytest.raises(CheckpointSaveError, match=r"step 2 was not saved.*No space left"):
+                settle_left_loops()
+        else:
+            settle_left_loops()
+    finally:
+        failpoint.reset()
+    assert len(fired.read_text().splitlines()) == 1
+    assert Catalog(str(root)).steps() == ([] if fails else [2])
+    (told,) = events(run, "checkpoint_failed" if fails else "checkpoint_committed")
+    assert told["step"] == 2
 
 
 def test_an_epoch_that_goes_on_with_other_batches_ends_where_its_samples_end(
