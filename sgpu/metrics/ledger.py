@@ -26,6 +26,11 @@ class GoodputReport:
     goodput: float
     ranks: int
 
+    def __str__(self) -> str:
+        spent = sorted(self.seconds.items(), key=lambda item: -item[1])
+        told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent if seconds >= 0.05)
+        return f"goodput {self.goodput:.1%} of {self.ranks} rank(s) x {self.wall_seconds:.1f} s: {told or 'nothing yet'}"
+
 
 def from_beats(beats: Sequence[Beat], until_ns: int | None = None) -> GoodputReport:
     """Sums the ledgers; the open interval of each rank counts up to `until_ns` (monotonic), or not at all."""

@@ -421,3 +421,11 @@ def test_history_counts_a_step_once_and_says_what_cannot_be_read(make_run: MakeR
 def assert_unreadable(ask: Callable[[str, str], object], uri: str, run_id: str, why: str) -> None:
     with pytest.raises(SgpuError, match=why):
         ask(uri, run_id)
+
+
+def test_a_goodput_report_prints_as_a_sentence() -> None:
+    seconds = {"starting": 4.0, "productive": 15.0, "data": 1.0, "idle": 0.0}
+    report = ledger.GoodputReport(seconds=seconds, wall_seconds=10.0, goodput=0.75, ranks=2)
+    assert str(report) == "goodput 75.0% of 2 rank(s) x 10.0 s: productive 15.0 s, starting 4.0 s, data 1.0 s"
+    nothing = ledger.GoodputReport(seconds={"idle": 0.0}, wall_seconds=0.0, goodput=0.0, ranks=1)
+    assert str(nothing).endswith("nothing yet")
