@@ -83,7 +83,9 @@ class TrainLoop:
         self._cadence = Cadence(self._policy, step=self._progress.step, agree=self._agreement.from_main)
         self._stop = StopRequest(self._session.slot)
         self._save_asked = self._stop_asked = False
-        self._saved_step: int | None = self.restored.step if self.restored else None
+        # What came from memory may have failed to reach the volume; it is saved again where no later step is.
+        kept = self.restored is not None and self.restored.source == "volume"
+        self._saved_step: int | None = self._progress.step if kept else None
         self._closed = False
 
     # ---- what users read and call

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
+import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from sgpu import CheckpointPolicy, TrainLoop
-from sgpu.checkpoint import Catalog
+from sgpu.checkpoint import Catalog, Checkpointer, Restored
 from sgpu.contract import failpoint, records
 from sgpu.contract.errors import CheckpointSaveError, InputError, PositionError
 from sgpu.contract.heartbeat import Request, Slot
@@ -94,6 +96,26 @@ def test_stop_ends_the_loop_after_the_step_and_the_next_loop_goes_on(root: pathl
     rest = Training(root, checkpoint_every=100)
     assert rest.loop.step == 1
     assert [sample for batch in rest for sample in batch[0][:, 0].tolist()] == [2, 3, 4, 5, 6, 7]
+
+
+def test_what_was_restored_from_memory_alone_is_on_the_volume_in_the_end(
+    root: pathlib.Path, supervised: Begin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its save had failed: the disk was full, say, and the helper process still held the bytes."""
+    supervised()
+    Training(root, checkpoint_every=100).run()
+    from_volume = Checkpointer.restore
+
+    def from_memory(checkpointer: Checkpointer) -> Restored | None:
+        restored = from_volume(checkpointer)
+        for folder in root.glob("step-*"):
+            shutil.rmtree(folder)
+        return replace(restored, source="memory") if restored is not None else None
+
+    monkeypatch.setattr(Checkpointer, "restore", from_memory)
+    supervised()
+    assert Training(root, checkpoint_every=100).run() == 0
+    assert Catalog(str(root)).steps() == [4]
 
 
 @pytest.mark.parametrize("how", ["break", "raise"])
