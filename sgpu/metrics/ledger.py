@@ -28,8 +28,8 @@ class GoodputReport:
 
     def __str__(self) -> str:
         spent = sorted(self.seconds.items(), key=lambda item: -item[1])
-        told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent if seconds >= 0.05)
-        return f"goodput {self.goodput:.1%} of {self.ranks} rank(s) x {self.wall_seconds:.1f} s: {told or 'nothing yet'}"
+        told = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in spent if seconds >= 0.05) or "nothing yet"
+        return f"goodput {self.goodput:.1%} of {self.ranks} rank(s) x {self.wall_seconds:.1f} s: {told}"
 
 
 def from_beats(beats: Sequence[Beat], until_ns: int | None = None) -> GoodputReport:
