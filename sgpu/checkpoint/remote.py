@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import inspect
 import pathlib
 import random
 import tempfile
@@ -16,10 +18,29 @@ from sgpu.contract.errors import CheckpointError
 
 ATTEMPTS = 5
 FIRST_WAIT_SECONDS = 0.2
+# An operation that failed is not tried again after so long. The client libraries retry besides, on their own.
+PATIENCE_SECONDS = 10.0
 IN_MEMORY_BYTES = 64 * 2**20
 # Trying these again cannot help.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
 _Result = TypeVar("_Result")
+
+
+# Here a folder needs no making, and a bucket that is missing is a mistake, not to be mended by making one.
+_WITH_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl"})
+# Their own errors, where they are not OSErrors already.
+_CLIENTS = frozenset({"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "google", "requests", "s3fs", "urllib3"})
+
+
+def _as_os_error(action: Callable[[], _Result]) -> _Result:
+    try:
+        return action()
+    except OSError:
+        raise
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLIENTS and not isinstance(error, TimeoutError):
+            raise
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 class FsspecStore:
@@ -33,7 +54,7 @@ class FsspecStore:
         self._sleep = sleep
         self._made: set[str] = set()
         try:
-            self._files, self._root = fsspec.core.url_to_fs(self.url)
+            self._connect(afresh=False)
         except (ImportError, ValueError) as error:
             raise CheckpointError(
                 f"checkpoints at {url}: {error}. Install the package for this protocol "
@@ -49,14 +70,35 @@ class FsspecStore:
         return f"{self._root.rstrip('/')}/{path}".rstrip("/")
 
     def _retry(self, action: Callable[[], _Result]) -> _Result:
+        """Failures of the client libraries become OSErrors; credentials that expired are looked up anew, once.
+
+        A try may take as long as the file takes; it is only the next one that is not begun after PATIENCE_SECONDS.
+        """
+        renewed = False
+        deadline = time.monotonic() + PATIENCE_SECONDS
         for attempt in range(self._attempts):
             try:
-                return action()
-            except (OSError, TimeoutError) as error:
-                if isinstance(error, _FINAL) or attempt == self._attempts - 1:
+                return _as_os_error(action)
+            except PermissionError:
+                if renewed or not self._has_buckets or attempt == self._attempts - 1:
+                    raise
+                renewed = True
+                self._connect(afresh=True)
+            except _FINAL:
+                raise
+            except OSError:
+                if attempt == self._attempts - 1 or time.monotonic() > deadline:
                     raise
                 self._sleep(FIRST_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
         raise AssertionError("unreachable")
+
+    def _connect(self, *, afresh: bool) -> None:
+        self._files, self._root = fsspec.core.url_to_fs(self.url, **({"skip_instance_cache": True} if afresh else {}))
+        protocols = self._files.protocol
+        self._has_buckets = bool(_WITH_BUCKETS & ({protocols} if isinstance(protocols, str) else set(protocols)))
+        self._conditional = "mode" in inspect.signature(self._files.pipe_file).parameters or "mode" in (
+            inspect.signature(getattr(self._files, "_pipe_file", self._files.pipe_file)).parameters
+        )
 
     def names(self, folder: str) -> list[str]:
         where = self._path(folder)
@@ -79,12 +121,18 @@ class FsspecStore:
         end = None if length is None else offset + length
         if length == 0:
             return b""
-        return bytes(self._retry(lambda: self._files.cat_file(self._path(path), start=offset, end=end)))
+        start = offset or None  # a range of an empty object is refused by some
+        try:
+            return bytes(self._retry(lambda: self._files.cat_file(self._path(path), start=start, end=end)))
+        except OSError as error:
+            if error.errno == errno.EINVAL and (self.size(path) or 0) <= offset:
+                return b""  # it ends before
+            raise
 
     def put(self, path: str, parts: Iterable[memoryview], observe: Observe | None = None) -> int:
         target = self._path(path)
         parent = target.rpartition("/")[0]
-        if parent and parent not in self._made:
+        if parent and parent not in self._made and not self._has_buckets:
             self._retry(lambda: self._files.makedirs(parent, exist_ok=True))
             self._made.add(parent)
         with tempfile.SpooledTemporaryFile(max_size=IN_MEMORY_BYTES) as staged:
@@ -113,8 +161,22 @@ class FsspecStore:
     def create(self, path: str, content: bytes) -> bool:
         if self.size(path) is not None:
             return False
-        self.put(path, [memoryview(content)])
+        if not self._conditional:  # the best that can be had: two at the same moment may both believe that they won
+            self.put(path, [memoryview(content)])
+            return True
+        try:
+            self._retry(lambda: self._create(path, content))
+        except FileExistsError:
+            return False
         return True
+
+    def _create(self, path: str, content: bytes) -> None:
+        try:
+            _as_os_error(lambda: self._files.pipe_file(self._path(path), content, mode="create"))
+        except OSError as error:
+            if self.size(path) is None:
+                raise
+            raise FileExistsError(path) from error  # somebody's, perhaps ours with its answer lost: not a fresh one
 
     def delete(self, path: str) -> None:
         try:

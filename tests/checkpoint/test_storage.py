@@ -17,10 +17,12 @@ from sgpu.contract.errors import CheckpointError
 from sgpu.testing.stores import FaultyStore
 
 
-@pytest.fixture(params=["posix", "memory", "wrapped"])
-def store(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Store:
+@pytest.fixture(params=["posix", "memory", "wrapped", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: pathlib.Path, s3_server: object) -> Store:
     if request.param == "memory":
         return open_store(f"memory://{uuid.uuid4()}/root")
+    if request.param == "s3":
+        return open_store(request.getfixturevalue("s3"))
     inner = PosixStore(tmp_path / "root")
     return FaultyStore(inner) if request.param == "wrapped" else inner
 

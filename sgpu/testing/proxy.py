@@ -1,0 +1,117 @@
+"""A TCP proxy on loopback that makes a network or a server fail on purpose."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from types import TracebackType
+from typing import Literal
+
+Fault = Literal["reset", "unavailable", "cut", "hold"]
+_BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_RESET = struct.pack("ii", 1, 0)
+
+
+class FaultyProxy:
+    """Passes connections on to a server; the next ones that `fail` names get a fault instead.
+
+    "reset": closed with RST at once. "unavailable": answered with HTTP 503. "cut": reset after `after_bytes` of the
+    request were passed on. "hold": nothing passes until `release()`.
+
+    Attributes:
+        port: where it listens on 127.0.0.1.
+        fired: how many connections got a fault; a test asserts it.
+    """
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self.fired = 0
+        self._lock = threading.Lock()
+        self._fault: Fault = "reset"
+        self._left = 0
+        self._after_bytes = 0
+        self._released = threading.Event()
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> FaultyProxy:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def fail(self, fault: Fault, *, connections: int = 1, after_bytes: int = 0) -> None:
+        """The next `connections` get this fault; those that are open already are closed, so that a next one comes."""
+        with self._lock:
+            self._fault, self._left, self._after_bytes = fault, connections, after_bytes
+            self._released.clear()
+            for link in self._open:
+                with contextlib.suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)
+
+    def release(self) -> None:
+        self._released.set()
+
+    def close(self) -> None:
+        self._listener.close()
+        self.release()
+        with self._lock:
+            for link in self._open:
+                with contextlib.suppress(OSError):
+                    link.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                link, _ = self._listener.accept()
+            except OSError:
+                return  # closed
+            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+
+    def _next_fault(self) -> Fault | None:
+        with self._lock:
+            if self._left == 0:
+                return None
+            self._left -= 1
+            self.fired += 1
+            return self._fault
+
+    def _serve(self, link: socket.socket) -> None:
+        fault = self._next_fault()
+        with link:
+            if fault == "reset":
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                return
+            if fault == "unavailable":
+                link.recv(65536)
+                link.sendall(_BUSY)
+                return
+            if fault == "hold":
+                self._released.wait()
+            with socket.create_connection(self._target) as server:
+                with self._lock:
+                    self._open |= {link, server}
+                back = threading.Thread(target=self._pass, args=(server, link, None), daemon=True)
+                back.start()
+                self._pass(link, server, self._after_bytes if fault == "cut" else None)
+                back.join()
+                with self._lock:
+                    self._open -= {link, server}
+
+    def _pass(self, source: socket.socket, target: socket.socket, at_most: int | None) -> None:
+        passed = 0
+        with contextlib.suppress(OSError):
+            while content := source.recv(65536):
+                target.sendall(content)
+                passed += len(content)
+                if at_most is not None and passed >= at_most:
+                    source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                    source.shutdown(socket.SHUT_RDWR)
+                    break
+            target.shutdown(socket.SHUT_WR)
