@@ -11,6 +11,7 @@ from sgpu.contract.errors import InputError
 from sgpu.contract.status import State
 from sgpu.training.agreement import Agreement
 from sgpu.training.arguments import check_counts, check_parts, choose_policy
+from sgpu.training.buffers import OwnBuffers
 from sgpu.training.cadence import Cadence
 from sgpu.training.left import settle_later
 from sgpu.training.meter import Meter
@@ -64,7 +65,8 @@ class TrainLoop:
         self._session = open_session()
         self._policy = choose_policy(self._session.policy, checkpoints=checkpoints, every=checkpoint_every)
         self._progress = Progress()
-        self._position = Position(loader, self._progress, seed=self._session.seed)
+        buffers = OwnBuffers(model, world_size=self._session.world_size)
+        self._position = Position(loader, self._progress, seed=self._session.seed, buffers=buffers)
         self._meter = Meter(self._session)
         self._meter.restoring()
         self._agreement = Agreement()

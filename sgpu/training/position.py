@@ -7,6 +7,7 @@ from typing import Any
 
 from sgpu.contract.errors import PositionError
 from sgpu.data.order import mix
+from sgpu.training.buffers import OwnBuffers
 from sgpu.training.rng import Draws, loader_parts
 
 
@@ -32,17 +33,17 @@ class Progress:
 
 
 class Position:
-    """A rank's place in its loader and its random streams, made to resume at the exact next batch.
+    """A rank's place in its loader, its random streams and its own buffers, made to resume at the exact next batch.
 
     A loader that can tell its state (ours, torchdata's) is set to it. Any other is replayed: its iterator is made anew
     from the random state that the epoch began with, and the trained batches are drawn and dropped; exact for the same
     world size, slow for long epochs. Workers that torch keeps between epochs are started anew with each.
     """
 
-    def __init__(self, loader: Any, progress: Progress, *, seed: int = 0) -> None:
+    def __init__(self, loader: Any, progress: Progress, *, seed: int = 0, buffers: OwnBuffers | None = None) -> None:
         self._loader = loader
         self._progress = progress
-        self._seed = seed
+        self._seed, self._buffers = seed, buffers
         self._ahead = 0  # the loader's epoch less the loop's
         self._draws = Draws(loader)
         self._epoch_rng: dict[str, Any] | None = None
@@ -60,6 +61,8 @@ class Position:
         state: dict[str, Any] = {
             "rng": self._draws.state_dict(), "batch": self._progress.batch, "seed": self._seed, "ahead": self._ahead,
         }  # fmt: skip
+        if self._buffers is not None:
+            state["buffers"] = self._buffers.state_dict()
         if self._progress.batch:
             state["epoch_rng"] = self._epoch_rng
         if self._loader is not None and self.stateful:
@@ -71,6 +74,8 @@ class Position:
         self._restored_rng = state["rng"]
         self._epoch_rng = state.get("epoch_rng")
         self._seed, self._ahead = state.get("seed", self._seed), state.get("ahead", 0)
+        if self._buffers is not None:
+            self._buffers.load_state_dict(state.get("buffers", {}))
         self._load_loader(state)
         if self._loader is not None and not self.stateful:
             self._replay = int(state["batch"])
