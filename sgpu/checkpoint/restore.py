@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,13 +11,12 @@ from typing import Any
 
 import torch
 
-from sgpu.checkpoint import choose, memory, names, values
+from sgpu.checkpoint import choose, filling, memory, names, values
 from sgpu.checkpoint.choose import Opened
 from sgpu.checkpoint.parts import SKELETON, Loading, Part, Problems, Saved
 from sgpu.checkpoint.ranks import Ranks
-from sgpu.checkpoint.reading import InMemory, ItemReader, Key, overlap
+from sgpu.checkpoint.reading import InMemory, ItemReader, Key
 from sgpu.checkpoint.reports import Restored, Skipped
-from sgpu.checkpoint.share import local_chunk, local_part
 from sgpu.checkpoint.stage import RANK_FORMAT, object_name
 from sgpu.checkpoint.storage import Store
 from sgpu.checkpoint.writers import Writer
@@ -53,7 +51,7 @@ class _Ready:
         with torch.no_grad():
             for loading in self.loadings:
                 for name in loading.live:
-                    _fill(self.reader, name, loading.targets[name])
+                    filling.fill(self.reader, name, loading.targets[name])
         for loading in self.loadings:
             loading.finish()
         for name, state in (self.per_rank or {}).items():
@@ -185,9 +183,9 @@ class Restorer:
             for loading in loadings:
                 for name, tensor in loading.targets.items():
                     if name in loading.live:
-                        wanted |= {(name, chunk.offsets) for chunk, *_ in _overlaps(reader, name, tensor)}
+                        wanted |= {(name, chunk.offsets) for chunk, *_ in filling.overlaps(reader, name, tensor)}
                     else:  # nobody's yet: checked while it is read, once
-                        _fill(reader, name, tensor)
+                        filling.fill(reader, name, tensor)
         reader.verify(wanted)
         return _Ready(reader=reader, loadings=loadings, per_rank=per_rank)
 
@@ -292,33 +290,3 @@ def _belongs(name: str, part: str) -> bool:
 
 def _shortened(found: list[str], most: int = 10) -> str:
     return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
-
-
-def _overlaps(reader: ItemReader, name: str, tensor: torch.Tensor) -> list[tuple[Any, Any, Any, Any]]:
-    """(saved chunk, begin in it, begin in the local part, lengths) for all that the local part needs.
-
-    Raises CheckpointCorruptError where the saved chunks do not cover it.
-    """
-    wanted, info = local_chunk(tensor), reader.tensor(name)
-    found = []
-    for chunk in info.chunks:
-        both = overlap(chunk, wanted)
-        if both is not None:
-            found.append((chunk, *both))
-    needed, held = math.prod(wanted.sizes), sum(math.prod(lengths) for *_, lengths in found)
-    if held != needed:
-        raise CheckpointCorruptError(
-            f"{reader.opened.path} is damaged: it holds {held} of {needed} elements of {name}.",
-            path=reader.opened.path,
-            tensor=name,
-        )
-    return found
-
-
-def _fill(reader: ItemReader, name: str, tensor: torch.Tensor) -> None:
-    local = local_part(tensor)
-    for chunk, begin, at, lengths in _overlaps(reader, name, tensor):
-        target = local
-        for dimension, (start, length) in enumerate(zip(at, lengths, strict=True)):
-            target = target.narrow(dimension, start, length)
-        reader.load(name, chunk, begin, target)

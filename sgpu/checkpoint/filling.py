@@ -1,0 +1,43 @@
+"""From saved chunks into a live or new tensor, however either of them is cut."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from sgpu.checkpoint.reading import ItemReader, overlap
+from sgpu.checkpoint.share import local_chunk, local_part
+from sgpu.contract.errors import CheckpointCorruptError
+
+
+def overlaps(reader: ItemReader, name: str, tensor: torch.Tensor) -> list[tuple[Any, Any, Any, Any]]:
+    """(saved chunk, begin in it, begin in the local part, lengths) for all that the local part needs.
+
+    Raises CheckpointCorruptError where the saved chunks do not cover it.
+    """
+    wanted, info = local_chunk(tensor), reader.tensor(name)
+    found = []
+    for chunk in info.chunks:
+        both = overlap(chunk, wanted)
+        if both is not None:
+            found.append((chunk, *both))
+    needed, held = math.prod(wanted.sizes), sum(math.prod(lengths) for *_, lengths in found)
+    if held != needed:
+        raise CheckpointCorruptError(
+            f"{reader.opened.path} is damaged: it holds {held} of {needed} elements of {name}.",
+            path=reader.opened.path,
+            tensor=name,
+        )
+    return found
+
+
+def fill(reader: ItemReader, name: str, tensor: torch.Tensor) -> None:
+    """Loads what this rank holds of a tensor."""
+    local = local_part(tensor)
+    for chunk, begin, at, lengths in overlaps(reader, name, tensor):
+        target = local
+        for dimension, (start, length) in enumerate(zip(at, lengths, strict=True)):
+            target = target.narrow(dimension, start, length)
+        reader.load(name, chunk, begin, target)
