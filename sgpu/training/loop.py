@@ -253,6 +253,12 @@ class TrainLoop:
 
     def _asked_to_stop(self, step: int) -> bool:
         if self._session.supervised:
+            if self._stop.newly_signalled():
+                self._session.emit(
+                    "warning",
+                    message=f"rank {self._session.rank} got a signal to stop and goes on after step {step}: the agent "
+                    "alone stops a run; call run.cancel(), or send the signal to the agent",
+                )
             return self._stop.due(step)
         return self._agreement.any(self._stop.signalled)
 

@@ -23,6 +23,7 @@ class StopRequest:
     def __init__(self, slot: Slot | None) -> None:
         self._slot = slot
         self._signal: int | None = None
+        self._told: int | None = None
         self._restore: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, signal.SIGUSR1):
@@ -36,6 +37,11 @@ class StopRequest:
     def signalled(self) -> bool:
         """Whether this rank got a signal; other ranks may not have."""
         return self._signal is not None
+
+    def newly_signalled(self) -> bool:
+        """True once after a signal."""
+        before, self._told = self._told, self._signal
+        return before is None and self._signal is not None
 
     def due(self, step: int) -> bool:
         """Whether the supervisor asked to stop after `step` (the same step for every rank)."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pathlib
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -116,6 +118,17 @@ def test_what_was_restored_from_memory_alone_is_on_the_volume_in_the_end(
     supervised()
     assert Training(root, checkpoint_every=100).run() == 0
     assert Catalog(str(root)).steps() == [4]
+
+
+def test_a_signal_to_one_rank_alone_is_told_and_stops_nothing(root: pathlib.Path, supervised: Begin) -> None:
+    run, _ = supervised()
+    for number, _ in enumerate(Training(root, checkpoint_every=100)):
+        if number == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert Catalog(str(root)).steps() == [4]
+    assert [event["message"].partition(":")[0] for event in events(run, "warning")] == [
+        "rank 0 got a signal to stop and goes on after step 1"
+    ]
 
 
 @pytest.mark.parametrize("how", ["break", "raise"])
