@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import pathlib
-import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
-
-from sgpu.contract import process
-from sgpu.contract.rundir import all_runs
 
 
 @pytest.fixture(autouse=True)
-def agents_end(home: pathlib.Path, no_process_left: None) -> Iterator[None]:
+def agents_end(no_process_left: None) -> Iterator[None]:
     """Waits for the agents of this test's runs."""
     yield
-    deadline = time.monotonic() + 60
-    for run in all_runs(home):
-        agent = process.read_process(run.agent)
-        while agent is not None and agent.alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
+    agents = [child for child in psutil.Process().children() if "sgpu.agent" in _command(child)]
+    psutil.wait_procs(agents, timeout=60)
+
+
+def _command(child: psutil.Process) -> list[str]:
+    try:
+        return child.cmdline()
+    except psutil.NoSuchProcess:
+        return []

@@ -10,25 +10,29 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
-from sgpu.contract import process
 from sgpu.contract.heartbeat import Page, Slot
-from sgpu.contract.rundir import RunDir, all_runs
+from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def agents_end(home: pathlib.Path, no_process_left: None) -> Iterator[None]:
+def agents_end(no_process_left: None) -> Iterator[None]:
     """A run's agent still brings the last metrics to MLflow when the result is there: waits for it."""
     yield
-    deadline = time.monotonic() + 60
-    for run in all_runs(home):
-        agent = process.read_process(run.agent)
-        while agent is not None and agent.pid != os.getpid() and agent.alive() and time.monotonic() < deadline:
-            time.sleep(0.02)
+    agents = [child for child in psutil.Process().children() if "sgpu.agent" in _command(child)]
+    psutil.wait_procs(agents, timeout=60)
+
+
+def _command(child: psutil.Process) -> list[str]:
+    try:
+        return child.cmdline()
+    except psutil.NoSuchProcess:
+        return []
 
 
 @pytest.fixture
