@@ -5,13 +5,21 @@ from __future__ import annotations
 import signal
 import threading
 from types import FrameType
-from typing import Any
 
 from sgpu.contract.heartbeat import Request, Slot
 
 
 class Preempted(BaseException):
     """Raised out of the loop once its state is saved. No Exception: a user's `except Exception` must not stop it."""
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+_live: list[StopRequest] = []
+
+
+def _note(number: int, _frame: FrameType | None) -> None:
+    for request in _live:
+        request.note(number)
 
 
 class StopRequest:
@@ -24,13 +32,13 @@ class StopRequest:
         self._slot = slot
         self._signal: int | None = None
         self._told: int | None = None
-        self._restore: dict[int, Any] = {}
+        _live.append(self)
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGUSR1):
+            for number in _SIGNALS:
                 if signal.getsignal(number) is signal.SIG_DFL:
-                    self._restore[number] = signal.signal(number, self._note)
+                    signal.signal(number, _note)
 
-    def _note(self, number: int, _frame: FrameType | None) -> None:
+    def note(self, number: int) -> None:
         self._signal = number
 
     @property
@@ -51,5 +59,10 @@ class StopRequest:
         return asked.what is Request.SAVE_AND_STOP and step >= asked.stop_step
 
     def close(self) -> None:
-        for number, handler in self._restore.items():
-            signal.signal(number, handler)
+        if self in _live:
+            _live.remove(self)
+        if _live or threading.current_thread() is not threading.main_thread():
+            return
+        for number in _SIGNALS:
+            if signal.getsignal(number) is _note:
+                signal.signal(number, signal.SIG_DFL)
