@@ -140,12 +140,10 @@ def test_killed_or_preempted_the_run_ends_as_an_undisturbed_one(
     os.kill(agent.pid, signal.SIGTERM)
     while not any(event["kind"] == "preempted" for event in handle.events()):
         assert time.monotonic() < deadline, handle.logs()
-        (preempted / "go").touch()
         time.sleep(0.02)
+    (preempted / "go").touch()
     assert handle.wait(timeout_seconds=SECONDS) == "PREEMPTED"
-    saved = handle.checkpoints().latest()
-    assert saved is not None
-    assert saved == handle.status.step or handle.status.step <= STEPS
+    assert handle.checkpoints().latest() == handle.status.step < STEPS
     assert handle.resume().result(timeout_seconds=SECONDS) == whole
     assert ledger(preempted) == expected
     assert lines(preempted) == 2 * STEPS, "a step was done twice although the run had saved before it stopped"
