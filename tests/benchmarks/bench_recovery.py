@@ -33,7 +33,7 @@ def _recover(peer: str) -> dict[str, Any]:
             time.sleep(0.005)
         killed = time.time()
         os.kill(victims[0]["pid"], signal.SIGKILL)
-        ended_well = started.wait(90)
+        ended_well = started.wait(30)
         firsts: dict[int, float] = {}
         pids = {line["rank"]: line["pid"] for line in jobs.lines(folder) if line["time"] <= killed}
         for line in jobs.lines(folder):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import time
@@ -52,8 +54,11 @@ def start_torchrun(folder: str, *, total: int, every: int) -> Started:
         try:
             return process.wait(seconds) == 0
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+            os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            for pid in {line["pid"] for line in jobs.lines(folder)}:  # its workers are in sessions of their own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             return False
         finally:
             log.close()
