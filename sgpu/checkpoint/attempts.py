@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sgpu.checkpoint import names, retention
+from sgpu.checkpoint import names, retention, trouble
 from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.storage import Store
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
@@ -19,15 +19,15 @@ class Attempts:
         self._store = store
         self._first = ranks.rank == 0
         self._used: set[int] = set()
-        told: int | str = ""
+        told: int | CheckpointError = 0
         if self._first:
             try:
                 told = retention.claim(store, generation)
             except OSError as error:
-                told = f"{type(error).__name__}: {error}"
+                told = trouble.not_written(error, store)
         told = ranks.from_first(told)
-        if isinstance(told, str):
-            raise CheckpointError(f"checkpoints cannot be written to {store.url}: {told}", path=store.url)
+        if isinstance(told, CheckpointError):
+            raise told
         self.number = told
         self._claimed = told
 

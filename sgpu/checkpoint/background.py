@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from sgpu.checkpoint import trouble
 from sgpu.checkpoint.finish import failed, try_to_tell
 from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.stage import Staged
 from sgpu.checkpoint.storage import Store
 from sgpu.checkpoint.writers import Writer
-from sgpu.contract.errors import CheckpointError
+from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
 
 
@@ -66,7 +68,7 @@ def finish_in_background(
     Raises:
         CheckpointSaveError: there is no checkpoint; the other ranks have been told.
     """
-    reason: str | None = "its background thread failed"
+    reason, facts = "its background thread failed", dict[str, Any]()
     try:
         staged.copy()
         flight.staged.set()
@@ -83,13 +85,15 @@ def finish_in_background(
             failpoint("checkpoint.handed", job.rank)
 
         finished = writer.save(whole, mark, handed)
-        reason = None
+        reason = ""
         return finished
     except (OSError, CheckpointError) as error:
-        reason = str(error)
-        if isinstance(error, CheckpointError) and "step" in error.facts:
+        if isinstance(error, CheckpointSaveError) and "step" in error.facts:
+            reason, facts = trouble.cause(error)
             raise  # the writer's own word
-        raise failed(store, job, error) from error
+        failure = failed(store, job, error)
+        reason, facts = trouble.cause(failure)
+        raise failure from error
     finally:
-        if reason is not None:
-            try_to_tell(store, job.folder, job.rank, reason)
+        if reason:
+            try_to_tell(store, job.folder, job.rank, reason, facts)

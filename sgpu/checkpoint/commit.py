@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +57,8 @@ def wait_for(
     while True:
         found = store.names(folder)
         for rank in names.told_ranks(found, "failed"):
-            raise CheckpointSaveError(_reason(store, folder, rank), rank=rank, path=where)
+            reason, facts = _reason(store, folder, rank)
+            raise CheckpointSaveError(reason, **{**facts, "rank": rank, "path": where})
         left = list(missing(found))
         if not left:
             return
@@ -80,9 +81,14 @@ def wait_for(
         pause = min(pause * 1.5, LAST_LOOK_SECONDS)
 
 
-def _reason(store: Store, folder: str, rank: int) -> str:
-    text = str(_read_told(store, f"{folder}/{names.failed_name(rank)}").get("reason"))
-    return text if text.startswith("rank ") else f"rank {rank}: {text}"
+def _reason(store: Store, folder: str, rank: int) -> tuple[str, dict[str, Any]]:
+    """What a rank said, and facts for the error that tells it."""
+    path = f"{folder}/{names.failed_name(rank)}"
+    if not store.size(path):
+        return f"rank {rank}: its save failed, and its storage took not even the reason (see its log)", {}
+    told = _read_told(store, path)
+    text = str(told.get("reason"))
+    return (text if text.startswith("rank ") else f"rank {rank}: {text}"), dict(told.get("facts") or {})
 
 
 def _read_told(store: Store, path: str) -> dict[str, Any]:
@@ -93,11 +99,16 @@ def _read_told(store: Store, path: str) -> dict[str, Any]:
     return told
 
 
-def tell_failed(store: Store, folder: str, rank: int, reason: str) -> None:
-    """Ends the others' waiting, unless one has done so already."""
-    if not names.told_ranks(store.names(folder), "failed"):
-        content = json.dumps({"reason": reason}).encode()
-        store.put(f"{folder}/{names.failed_name(rank)}", [memoryview(content)])
+def tell_failed(store: Store, folder: str, rank: int, reason: str, facts: Mapping[str, Any]) -> None:
+    """Ends the others' waiting, unless one has done so already. On a full disk an empty file says it too."""
+    if names.told_ranks(store.names(folder), "failed"):
+        return
+    path = f"{folder}/{names.failed_name(rank)}"
+    content = json.dumps({"reason": reason, "facts": dict(facts)}).encode()
+    try:
+        store.put(path, [memoryview(content)])
+    except OSError:
+        store.create(path, b"")
 
 
 @dataclass(frozen=True, kw_only=True)

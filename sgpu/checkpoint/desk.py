@@ -144,4 +144,4 @@ class Desk:
 
 
 def failure_to_json(error: CheckpointSaveError) -> dict[str, object]:
-    return {"error": str(error), "facts": {name: error.facts[name] for name in ("path", "step", "rank")}}
+    return {"error": str(error), "facts": error.facts}

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sgpu import settings
-from sgpu.checkpoint import arguments, parts, prune, versions
+from sgpu.checkpoint import arguments, parts, prune, trouble, versions
 from sgpu.checkpoint.attempts import Attempts
 from sgpu.checkpoint.background import Flight, finish_in_background
 from sgpu.checkpoint.finish import try_to_tell
@@ -183,7 +183,9 @@ class Checkpointer:
             self._writer.settle()
             self._settled = True
         folder = self._attempts.next_folder(step)
-        staged = self._stage(folder)
+        staged = self._stage(step, folder, started)
+        if staged is None:
+            return
         job = SaveJob(
             folder=folder, step=step, attempt=self._attempts.number, generation=self._generation, rank=self._ranks.rank,
             world_size=self._ranks.world_size, layout=staged.share.layout, objects={}, metadata=noted,
@@ -252,20 +254,35 @@ class Checkpointer:
         if self._closed:
             raise CheckpointError("this Checkpointer is closed; make another.", path=self._store.url)
 
-    def _stage(self, folder: str) -> Staged:
-        reason: str | None = "its state_dict() failed"
+    def _stage(self, step: int, folder: str, started: float) -> Staged | None:
+        """None: that failed, and the policy says that training goes on."""
+        reason, facts = "its state_dict() failed", dict[str, Any]()
         try:
             failpoint("checkpoint.stage", self._ranks.rank)
             self._attempts.claim()
             staged = self._stager.stage(deferring=self._deferring)
-            reason = None
+            reason = ""
+            return staged
         except (OSError, CheckpointError) as error:
-            reason = f"its state could not be staged: {error}"
-            raise
+            failure = trouble.not_saved(error, self._store, folder=folder, step=step, rank=self._ranks.rank)
+            reason, facts = trouble.cause(failure)
+            self._not_staged(failure, started)
+            return None
         finally:
-            if reason is not None:
-                try_to_tell(self._store, folder, self._ranks.rank, reason)
-        return staged
+            if reason:
+                try_to_tell(self._store, folder, self._ranks.rank, reason, facts)
+
+    def _not_staged(self, failure: CheckpointSaveError, started: float) -> None:
+        if self._policy.on_error == "raise":
+            raise failure
+        seconds = self._clock.monotonic() - started
+        self._reports.append(
+            SaveReport(
+                step=failure.step, path=failure.path, blocked_seconds=seconds, save_seconds=seconds, size_bytes=0,
+                error=str(failure),
+            )
+        )  # fmt: skip
+        log.error("%s", failure)
 
     def _settle(self, *, in_save: bool = False) -> None:
         """Waits for the save under way and notes how it ended. A save that waits for it counts that as its own."""

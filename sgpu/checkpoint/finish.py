@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
 
-from sgpu.checkpoint import commit, retention
+from sgpu.checkpoint import commit, retention, trouble
 from sgpu.checkpoint.commit import Patience
 from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.storage import Store
@@ -32,16 +34,17 @@ def finish(
     Raises:
         CheckpointSaveError: there is no checkpoint; the other ranks have been told.
     """
-    reason: str | None = "its writing failed"
+    reason, facts = "its writing failed", dict[str, Any]()
     try:
         _write_and_commit(store, memory, job, patience, on_written)
-        reason = None
+        reason = ""
     except (OSError, CheckpointError) as error:
-        reason = str(error)
-        raise failed(store, job, error) from error
+        failure = failed(store, job, error)
+        reason, facts = trouble.cause(failure)
+        raise failure from error
     finally:
-        if reason is not None:
-            try_to_tell(store, job.folder, job.rank, reason)
+        if reason:
+            try_to_tell(store, job.folder, job.rank, reason, facts)
     finished = time.monotonic()
     if job.rank == 0:
         _prune(store, job)
@@ -68,19 +71,17 @@ def _write_and_commit(
 
 def failed(store: Store, job: SaveJob, error: Exception) -> CheckpointSaveError:
     """The cause, with the rank that it happened on."""
-    text = f"rank {job.rank}: {error}" if isinstance(error, OSError) else str(error)
-    return CheckpointSaveError(
-        f"the checkpoint of step {job.step} was not saved: {text}",
-        path=f"{store.url}/{job.folder}",
-        step=job.step,
-        rank=error.facts.get("rank", job.rank) if isinstance(error, CheckpointError) else job.rank,
-    )
+    return trouble.not_saved(
+        error, store, folder=job.folder, step=job.step, rank=job.rank, needed_bytes=job.size_bytes
+    )  # fmt: skip
 
 
-def try_to_tell(store: Store, folder: str, rank: int, reason: str) -> None:
+def try_to_tell(
+    store: Store, folder: str, rank: int, reason: str, facts: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Where even this cannot be written, the other ranks end by their time-out."""
     try:
-        commit.tell_failed(store, folder, rank, reason)
+        commit.tell_failed(store, folder, rank, reason, facts)
     except OSError as error:
         log.error("rank %d could not tell that its save failed: %s", rank, error)
 

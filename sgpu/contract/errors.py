@@ -15,6 +15,7 @@
     │   ├── CheckpointNotFoundError
     │   ├── CheckpointCorruptError
     │   ├── CheckpointMismatchError     the checkpoint and the live objects do not fit each other
+    │   │   └── CheckpointFormatError   a newer sgpu wrote it, in a form that this one does not know
     │   ├── UnsafeCheckpointError       a pickle asks for code that is not on the allow-list
     │   └── CheckpointSaveError
     └── DataError
@@ -34,9 +35,16 @@ from typing import Any
 class SgpuError(Exception):
     """Base of all. Keyword facts given at construction become attributes and survive pickling."""
 
+    _recurs = False
+
     def __init__(self, message: str, **facts: Any) -> None:
         super().__init__(message)
         self.facts = facts
+
+    @property
+    def unrecoverable(self) -> bool:
+        """Whether the same would happen again, whatever is restarted: as the fact of this name says, or its kind."""
+        return bool(self.facts.get("unrecoverable", self._recurs))
 
     def __getattr__(self, name: str) -> Any:
         facts = self.__dict__.get("facts", {})
@@ -58,6 +66,8 @@ class InputError(SgpuError, ValueError):
 
 class PayloadError(InputError):
     """The function or one of its arguments cannot be shipped. Facts: `variable`, `size_bytes`."""
+
+    _recurs = True
 
 
 class RunError(SgpuError):
@@ -107,13 +117,21 @@ class CheckpointCorruptError(CheckpointError):
 class CheckpointMismatchError(CheckpointError):
     """The checkpoint and the live objects do not fit each other. Facts: `missing`, `unexpected`, `different`."""
 
+    _recurs = True
+
+
+class CheckpointFormatError(CheckpointMismatchError):
+    """A checkpoint of a newer format. Facts: `found`, `known`."""
+
 
 class UnsafeCheckpointError(CheckpointError):
     """A pickle inside a checkpoint asks for a name that is not on the allow-list. Facts: `name`."""
 
+    _recurs = True
+
 
 class CheckpointSaveError(CheckpointError):
-    """A save failed. Facts: `step`, `rank`."""
+    """A save failed. Facts: `step`, `rank`; where storage is the cause, `errno`, `needed_bytes` and `free_bytes`."""
 
 
 class DataError(SgpuError):
@@ -131,9 +149,13 @@ class FetchError(DataError):
 class ListingChangedError(DataError):
     """The volume's listing is not the one of the checkpoint. Facts: `added`, `removed`, `changed`."""
 
+    _recurs = True
+
 
 class PositionError(DataError):
     """A saved data position cannot be honoured exactly. Facts name what differs."""
+
+    _recurs = True
 
 
 class RemoteTraceback(Exception):

@@ -16,13 +16,7 @@ from typing import Any
 import cloudpickle
 
 from sgpu.contract import payload
-from sgpu.contract.errors import (
-    CheckpointMismatchError,
-    ListingChangedError,
-    PayloadError,
-    PositionError,
-    UnsafeCheckpointError,
-)
+from sgpu.contract.errors import SgpuError
 from sgpu.contract.heartbeat import Page, Slot
 from sgpu.contract.outcome import Outcome, rebuild_exception
 from sgpu.contract.rundir import RunDir
@@ -30,11 +24,8 @@ from sgpu.contract.spec import RunSpec, read_spec
 from sgpu.training import Preempted, seed_everything, settle_left_loops
 from sgpu.worker.cpu import allow_nccl_names, separate_async_saves
 
-# Fails the same way each time, whatever machine it runs on.
-_UNRECOVERABLE = (
-    ImportError, NameError, SyntaxError, NotImplementedError, PayloadError, CheckpointMismatchError,
-    UnsafeCheckpointError, ListingChangedError, PositionError,
-)  # fmt: skip
+# Fails the same way each time, whatever machine it runs on. Errors of sgpu say it themselves.
+_UNRECOVERABLE = (ImportError, NameError, SyntaxError, NotImplementedError)
 # What peers of a rank that ended see, by what torch's back-ends say (they raise plain RuntimeErrors).
 _COLLATERAL = (
     "connection closed by peer",
@@ -162,7 +153,7 @@ def _exception(error: BaseException, kind: Any, slot: Slot, *, rank: int, genera
         kind=kind, rank=rank, generation=generation, step=slot.read().step, exception=content,
         exception_type=type(error).__qualname__, message=message, traceback=text,
         collateral=isinstance(error, (RuntimeError, OSError)) and any(mark in message.lower() for mark in _COLLATERAL),
-        unrecoverable=isinstance(error, _UNRECOVERABLE),
+        unrecoverable=isinstance(error, _UNRECOVERABLE) or (isinstance(error, SgpuError) and error.unrecoverable),
     )  # fmt: skip
 
 
