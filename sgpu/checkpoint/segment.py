@@ -10,7 +10,7 @@ import mmap
 import os
 import struct
 
-from sgpu.checkpoint.storage import PAGE_BYTES
+from sgpu.checkpoint.unbuffered import PAGE_BYTES
 
 HEADER_BYTES = PAGE_BYTES
 _MARK = struct.Struct("<Q")

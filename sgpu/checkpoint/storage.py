@@ -10,15 +10,15 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
+from sgpu.checkpoint import unbuffered
 from sgpu.contract import atomic
 from sgpu.contract.errors import CheckpointError
 
 CHUNK_BYTES = 4 * 2**20
-PAGE_BYTES = 4096
-Observe = Callable[[memoryview], None]
+Observe = unbuffered.Observe
 
 
 class Store(Protocol):
@@ -142,7 +142,7 @@ class PosixStore:
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
         try:
             try:
-                written = _write(descriptor, parts, observe)
+                written = unbuffered.write(descriptor, pieces(parts), observe)
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -182,15 +182,3 @@ class PosixStore:
             return
         folder.mkdir(parents=True, exist_ok=True)
         atomic.sync_folder(folder.parent)
-
-
-def _write(descriptor: int, parts: Iterable[memoryview], observe: Observe | None) -> int:
-    written = 0
-    for piece in pieces(parts):
-        if observe is not None:
-            observe(piece)
-        done = 0
-        while done < piece.nbytes:
-            done += os.write(descriptor, piece[done:])
-        written += done
-    return written
