@@ -112,6 +112,7 @@ class PosixStore:
     def __init__(self, root: pathlib.Path) -> None:
         self.url = str(root)
         self._root = root
+        self._lasting: set[pathlib.Path] = set()  # folders whose own names are durable
 
     @property
     def local_root(self) -> pathlib.Path | None:
@@ -162,6 +163,8 @@ class PosixStore:
             return False
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(descriptor)
         atomic.sync_folder(target.parent)
         return True
 
@@ -178,7 +181,13 @@ class PosixStore:
             return
 
     def _make_folder(self, folder: pathlib.Path) -> None:
-        if folder.is_dir():
+        """Each folder on the way lasts before anything is put into it, also one that somebody else has just made."""
+        if folder.is_dir() and folder in self._lasting:
             return
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic.sync_folder(folder.parent)
+        made = [folder]
+        while not made[-1].parent.is_dir():
+            made.append(made[-1].parent)
+        for new in reversed(made):
+            new.mkdir(exist_ok=True)
+            atomic.sync_folder(new.parent)
+        self._lasting.add(folder)
