@@ -20,7 +20,7 @@ from sgpu.data.dataset import Run, VolumeDataset
 from sgpu.data.draws import Draws
 from sgpu.data.free import Free
 from sgpu.data.free_stream import FreeStream, StreamResume
-from sgpu.data.order import fold, order
+from sgpu.data.order import fold, mix, mixed, order
 from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same
 from sgpu.data.rest import Rest, dealt
 from sgpu.data.streams import END, Batching, Envelope, Field, Kind, tell_epoch, undisturbed, whose
@@ -190,8 +190,9 @@ class BlockStream(FreeStream):
             done = max(done, place[1]) if turn == place[0] else done
             numbers = self._files(block, told[Field.EPOCH])
             run, iterator, made = Run(numbers), None, 0
+            stem = mix(told[Field.SEED], told[Field.EPOCH], block)
             while True:
-                draws.begin(told[Field.SEED], told[Field.EPOCH], block, made)
+                draws.begin(mixed(stem, made))
                 self.volume.continue_run(run)
                 try:
                     iterator = iter(self.dataset) if iterator is None else iterator

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -12,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from sgpu.data.order import mix
+from sgpu.data.generators import KINDS, reseed, seed_all
+from sgpu.data.order import mixed
 
 _DEEPEST = 8
 _LONGEST = 64
@@ -38,104 +37,29 @@ def _inside(item: object) -> list[object]:
         return list(islice(item.values(), _LONGEST))
     if isinstance(item, list | tuple):
         return list(item[:_LONGEST])  # a longer one holds samples, perhaps millions
-    if isinstance(
-        item, torch.nn.Module | random.Random | np.random.Generator | np.random.RandomState | torch.Generator
-    ):
+    if isinstance(item, (torch.nn.Module, *KINDS)):
         return []
     return list(getattr(item, "__dict__", {}).values())
 
 
 def held_generators(root: object) -> list[Any]:
     """The generators of Python, NumPy and torch that an object holds, always in the same order."""
-    kinds = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
-    return [item for item in parts_of(root) if isinstance(item, kinds)]
+    return [item for item in parts_of(root) if isinstance(item, KINDS)]
 
 
 class Draws:
-    """Seeds the global generators of Python, NumPy and torch, and those that `root` holds, before each sample."""
+    """Seeds the process' own generators, and those that `root` holds, before each sample, from 64 bits (`mix`)."""
 
     def __init__(self, root: object) -> None:
         self._held = held_generators(root)
 
-    def begin(self, *key: int) -> None:
-        """From here on draws depend on `key` alone."""
-        self.begin_global(*key)
+    def begin(self, state: int) -> None:
+        """From here on draws depend on `state` alone."""
+        seed_all(state)
         if self._held:
-            self.begin_held(*key)
+            self.begin_held(state)
 
-    def begin_global(self, *key: int) -> None:
-        state = mix(*key)
-        random.seed(state)
-        np.random.seed(mix(state, 1) & 0xFFFFFFFF)
-        torch.default_generator.manual_seed(mix(state, 2) >> 1)
-
-    def begin_held(self, *key: int) -> None:
-        """Only those that the data set holds (workers that agree on an order by equal generators need equal keys)."""
-        state = mix(*key)
+    def begin_held(self, state: int) -> None:
+        """Only those that the data set holds (workers that agree on an order by equal generators need equal ones)."""
         for number, generator in enumerate(self._held):
-            reseed(generator, mix(state, 3 + number))
-
-
-def reseed(generator: object, state: int) -> None:
-    """Starts a generator anew, in place, from 64 bits."""
-    if isinstance(generator, random.Random):
-        generator.seed(state)
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed(state & 0xFFFFFFFF)
-    elif isinstance(generator, np.random.Generator):
-        bits: Any = generator.bit_generator
-        bits.state = type(bits)(state).state
-    elif isinstance(generator, torch.Generator):
-        generator.manual_seed(state >> 1)
-
-
-def state_of(generator: Any) -> Any:
-    """Where a generator is, as plain values and tensors."""
-    if isinstance(generator, random.Random):
-        return _plain(generator.getstate())
-    if isinstance(generator, np.random.RandomState):
-        return _plain(generator.get_state(legacy=False))
-    if isinstance(generator, np.random.Generator):
-        return _plain(generator.bit_generator.state)
-    return generator.get_state()
-
-
-def set_state(generator: Any, state: Any) -> None:
-    """Puts a generator where `state_of` found one of the same kind."""
-    if isinstance(generator, random.Random):
-        version, internal, gauss = state
-        generator.setstate((version, tuple(internal), gauss))
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    else:
-        generator.set_state(state)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return _plain(value.tolist()) if isinstance(value, np.ndarray | np.generic) else value
-
-
-@contextlib.contextmanager
-def preserved() -> Iterator[None]:
-    """Global generators are after the block as they were before it."""
-    states = snapshot()
-    try:
-        yield
-    finally:
-        restore(states)
-
-
-def snapshot() -> tuple[Any, Any, torch.Tensor]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state()
-
-
-def restore(states: tuple[Any, Any, torch.Tensor]) -> None:
-    random.setstate(states[0])
-    np.random.set_state(states[1])
-    torch.set_rng_state(states[2])
+            reseed(generator, mixed(state, 3 + number))

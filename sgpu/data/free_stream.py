@@ -13,7 +13,9 @@ from torch.utils.data import IterableDataset
 from sgpu.contract.errors import SgpuError
 from sgpu.data.dataset import VolumeDataset
 from sgpu.data.draws import Draws
-from sgpu.data.streams import END, Batching, Envelope, Field, Key, Kind, tell_epoch, undisturbed, whose
+from sgpu.data.generators import seed_all
+from sgpu.data.order import mix, mixed
+from sgpu.data.streams import END, Batching, Envelope, Field, Kind, tell_epoch, undisturbed, whose
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,13 +88,13 @@ class FreeStream(IterableDataset[Envelope]):
             while True:
                 yield Envelope(Kind.END, -1, worker, snapshot=snapshot)
         with undisturbed():
-            iterator, draws = self._begin(told, resume, worker)
+            iterator = self._begin(told, resume, worker)
         delivered = resume.delivered[worker] if resume is not None else 0
         number = delivered if self.with_state else 0
-        key = (told[Field.SEED], told[Field.EPOCH], told[Field.RANK] * workers + worker)
+        stem = mix(told[Field.SEED], told[Field.EPOCH], told[Field.RANK] * workers + worker)
         while True:
             with undisturbed():
-                envelope = self._make(iterator, draws, number, key, worker, wanted=number >= delivered)
+                envelope = self._make(iterator, number, stem, worker, wanted=number >= delivered)
             if envelope.kind != Kind.BATCH:
                 break
             if number >= delivered:
@@ -102,18 +104,17 @@ class FreeStream(IterableDataset[Envelope]):
         while True:
             yield envelope
 
-    def _begin(self, told: list[int], resume: StreamResume | None, worker: int) -> tuple[Iterator[Any], Draws]:
+    def _begin(self, told: list[int], resume: StreamResume | None, worker: int) -> Iterator[Any]:
         epoch = told[Field.EPOCH]
         for volume in self.volumes:
             volume.set_world(told[Field.RANK], told[Field.WORLD])
             volume.restart(epoch)
         tell_epoch(self.dataset, epoch)
-        draws = Draws(self.dataset)
-        draws.begin_held(told[Field.SEED], epoch)
+        Draws(self.dataset).begin_held(mix(told[Field.SEED], epoch))
         if self.with_state:
             self._start_from(epoch, None if resume is None else resume.snapshots[worker])
         self._finished = False
-        return iter(self.dataset), draws
+        return iter(self.dataset)
 
     def _start_from(self, epoch: int, snapshot: Any) -> None:
         """A position that was loaded, or what an abandoned pass began with, or how a whole pass left the data set."""
@@ -126,13 +127,11 @@ class FreeStream(IterableDataset[Envelope]):
         else:
             self._base = epoch, pickle.dumps(self.dataset.state_dict())
 
-    def _make(
-        self, iterator: Iterator[Any], draws: Draws, number: int, key: Key, worker: int, wanted: bool
-    ) -> Envelope:
+    def _make(self, iterator: Iterator[Any], number: int, stem: int, worker: int, wanted: bool) -> Envelope:
         items: list[Any] = []
         try:
             while len(items) < self.batching.step:
-                draws.begin_global(*key, number * self.batching.step + len(items))
+                seed_all(mixed(stem, number * self.batching.step + len(items)))
                 item = next(iterator, END)
                 if item is END:
                     break

@@ -14,20 +14,35 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 
 _MASK = (1 << 64) - 1
+_START = 0x9E3779B97F4A7C15
+_FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _ROUNDS = 8
 _SMALL = 4096
 
 
 def mix(*values: int) -> int:
     """64 well-mixed bits of some whole numbers (splitmix64, Steele et al. 2014)."""
-    state = 0x9E3779B97F4A7C15
+    state = _START
     for value in values:
-        state = (state ^ (value & _MASK)) & _MASK
-        state = (state + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
+        state = mixed(state, value)
     return state
+
+
+def mixed(state: int, value: int) -> int:
+    """What `mix` is with one number more: mix(a, b) == mixed(mix(a), b)."""
+    state = ((state ^ (value & _MASK)) + _START) & _MASK
+    state = ((state ^ (state >> 30)) * _FACTORS[0]) & _MASK
+    state = ((state ^ (state >> 27)) * _FACTORS[1]) & _MASK
+    return state ^ (state >> 31)
+
+
+def mixed_all(state: int, values: Indices) -> list[int]:
+    """The same for many numbers at once."""
+    bits = (values.astype(np.uint64) ^ np.uint64(state)) + np.uint64(_START)
+    bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(_FACTORS[0])
+    bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(_FACTORS[1])
+    found: list[int] = (bits ^ (bits >> np.uint64(31))).tolist()
+    return found
 
 
 def fold(seed: int) -> int:
@@ -66,7 +81,7 @@ def _whole(samples: int, key: int) -> Indices:
     """Small sets are sorted by a keyed hash: a network over so few bits would not reach all orders evenly."""
     bits = np.arange(samples, dtype=np.uint64) ^ np.uint64(key)
     with np.errstate(over="ignore"):
-        for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+        for factor in _FACTORS:
             bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(factor)
         bits = bits ^ (bits >> np.uint64(31))
     whole = np.argsort(bits, kind="stable").astype(np.int64)
@@ -93,8 +108,8 @@ def _encrypt(points: npt.NDArray[np.uint64], half: int, keys: list[np.uint64]) -
     left, right = points >> shift, points & mask
     with np.errstate(over="ignore"):
         for key in keys:
-            bits = (right ^ key) * np.uint64(0x9E3779B97F4A7C15)
-            bits = (bits ^ (bits >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+            bits = (right ^ key) * np.uint64(_START)
+            bits = (bits ^ (bits >> np.uint64(29))) * np.uint64(_FACTORS[0])
             bits = bits ^ (bits >> np.uint64(32))
             left, right = right, left ^ (bits & mask)
     found: npt.NDArray[np.uint64] = (left << shift) | right

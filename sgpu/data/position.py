@@ -7,6 +7,7 @@ workers, so any world continues from it exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from sgpu.contract.errors import InputError, PositionError
 
@@ -69,7 +70,7 @@ class Plan:
     def global_batch(self) -> int:
         return self.batch * self.world
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Global batches from the cursor to the end of the epoch."""
         full, rest = divmod(self.samples - self.cursor, self.global_batch)

@@ -7,10 +7,11 @@ from typing import Any
 
 from sgpu import runtime
 from sgpu.contract.errors import DataError
-from sgpu.data.draws import Draws, preserved, restore, snapshot
-from sgpu.data.order import fold
+from sgpu.data.draws import Draws
+from sgpu.data.generators import preserved, put, take
+from sgpu.data.order import fold, mix
 from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same
-from sgpu.data.streams import Batching, Envelope, Key, SampledItems, Token
+from sgpu.data.streams import Batching, Envelope, SampledItems, Token
 
 
 class Sampled:
@@ -45,14 +46,13 @@ class Sampled:
             tell = getattr(part, "set_epoch", None)
             if callable(tell):
                 tell(self.epoch)
-        key = (self.seed, self.epoch, runtime.rank())
+        stem = mix(self.seed, self.epoch, runtime.rank())
         serial, before = 0, None
         for number, picked in enumerate(_OwnDraws(self.sampler, (self.seed, self.epoch)).iterate()):
             if before is not None:
                 yield before
             indices = [picked] if self.batching.size is None else list(picked)
-            keys: list[Key] = [(*key, serial + place) for place in range(len(indices))]
-            before = Token(number, keys, indices, False) if number >= self._start else None
+            before = Token(number, stem, serial, indices, False) if number >= self._start else None
             serial += len(indices)
         if before is not None:
             yield before._replace(last=True)
@@ -113,14 +113,14 @@ class _OwnDraws:
     def __init__(self, sampler: Any, key: tuple[int, ...]) -> None:
         self._sampler = sampler
         with preserved():
-            Draws(sampler).begin(*key)
-            self._states = snapshot()
+            Draws(sampler).begin(mix(*key))
+            self._states = take()
 
     def iterate(self) -> Iterator[Any]:
         iterator: Iterator[Any] | None = None
         while True:
-            outside = snapshot()
-            restore(self._states)
+            outside = take()
+            put(self._states)
             try:
                 if iterator is None:
                     iterator = iter(self._sampler)
@@ -128,6 +128,6 @@ class _OwnDraws:
             except StopIteration:
                 return
             finally:
-                self._states = snapshot()
-                restore(outside)
+                self._states = take()
+                put(outside)
             yield item

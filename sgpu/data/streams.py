@@ -14,12 +14,13 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
 from sgpu.contract.errors import SgpuError
 from sgpu.data.dataset import VolumeDataset, not_one_to_one
-from sgpu.data.draws import Draws, preserved
-from sgpu.data.order import order
+from sgpu.data.draws import Draws
+from sgpu.data.generators import preserved
+from sgpu.data.order import mix, mixed_all, order
 from sgpu.data.position import DealtPlan, Plan, plan_of
 
-Key = tuple[int, ...]
 END = object()
+_PLANNED_AHEAD = 4096  # samples whose place in the order is worked out in one go
 
 
 class Kind(IntEnum):
@@ -96,16 +97,44 @@ def undisturbed() -> contextlib.AbstractContextManager[None]:
     return preserved() if get_worker_info() is None else contextlib.nullcontext()
 
 
-def fetch_items(dataset: Any, numbers: Sequence[Any], keys: Sequence[Key], draws: Draws) -> list[Any]:
+def fetch_items(dataset: Any, numbers: Sequence[Any], seeds: Sequence[int], draws: Draws) -> list[Any]:
     """Samples of a map-style data set, each with its own draws (its batch's, where the set fetches whole batches)."""
     if callable(getattr(dataset, "__getitems__", None)) and not isinstance(dataset, Subset):
-        draws.begin(*keys[0])
+        draws.begin(seeds[0])
         return list(dataset.__getitems__(list(numbers)))
-    items = []
-    for number, key in zip(numbers, keys, strict=True):
-        draws.begin(*key)
+    items, begin = [], draws.begin
+    for number, seed in zip(numbers, seeds, strict=True):
+        begin(seed)
         items.append(dataset[number])
     return items
+
+
+class Batch(NamedTuple):
+    """A batch to be made: its number in the plan, the samples, and what the draws of each begin from."""
+
+    step: int
+    numbers: list[int]
+    seeds: list[int]
+
+
+def planned(
+    plan: Plan | DealtPlan, steps: range, *, rank: int, samples: int, seed: int, epoch: int, shuffle: bool
+) -> Iterator[Batch]:
+    """Some steps' batches of a rank. Ever more are worked out at once, since NumPy costs by the call."""
+    stem, at, several = mix(seed, epoch), 0, 1
+    while at < len(steps):
+        some = steps[at : at + several]
+        at += several
+        spans = [plan.part(step, rank) for step in some]
+        positions = np.concatenate([np.arange(*span, dtype=np.int64) for span in spans])
+        numbers = order(positions, samples=samples, seed=seed, epoch=epoch, shuffle=shuffle).tolist()
+        seeds = mixed_all(stem, positions)
+        begin = 0
+        for step, (first, last) in zip(some, spans, strict=True):
+            end = begin + last - first
+            yield Batch(step, numbers[begin:end], seeds[begin:end])
+            begin = end
+        several = max(1, min(2 * several, _PLANNED_AHEAD // max(1, spans[0][1] - spans[0][0])))
 
 
 class PlannedStream(IterableDataset[Envelope]):
@@ -132,35 +161,34 @@ class PlannedStream(IterableDataset[Envelope]):
         tell_epoch(self.dataset, told[Field.EPOCH])
         draws = Draws(self.dataset)
         worker, workers = whose()
-        for step in range(worker, plan.steps, workers):
+        for batch in planned(
+            plan, range(worker, plan.steps, workers), rank=told[Field.RANK], samples=self.samples,
+            seed=told[Field.SEED], epoch=told[Field.EPOCH], shuffle=self.shuffle,
+        ):  # fmt: skip
             with undisturbed():
-                envelope = self._make(plan, step, told, draws, worker)
+                envelope = self._make(batch, draws, worker)
             yield envelope
             if envelope.kind == Kind.ERROR:
                 return
 
-    def _make(self, plan: Plan | DealtPlan, step: int, told: list[int], draws: Draws, worker: int) -> Envelope:
-        positions = np.arange(*plan.part(step, told[Field.RANK]), dtype=np.int64)
-        epoch, seed = told[Field.EPOCH], told[Field.SEED]
-        numbers = order(positions, samples=self.samples, seed=seed, epoch=epoch, shuffle=self.shuffle).tolist()
-        keys: list[Key] = [(seed, epoch, position) for position in positions.tolist()]
+    def _make(self, batch: Batch, draws: Draws, worker: int) -> Envelope:
         try:
             if self.volume is None:
-                items = fetch_items(self.dataset, numbers, keys, draws)
+                items = fetch_items(self.dataset, batch.numbers, batch.seeds, draws)
             else:
-                items = self._of_files(self.volume, numbers, keys, draws)
-            return Envelope(Kind.BATCH, step, worker, len(items), self.batching.finish(items))
+                items = self._of_files(self.volume, batch.numbers, batch.seeds, draws)
+            return Envelope(Kind.BATCH, batch.step, worker, len(items), self.batching.finish(items))
         except SgpuError as problem:  # torch would rebuild it from its text alone and lose its facts
-            return Envelope(Kind.ERROR, step, worker, data=problem)
+            return Envelope(Kind.ERROR, batch.step, worker, data=problem)
 
-    def _of_files(self, volume: VolumeDataset, numbers: list[int], keys: list[Key], draws: Draws) -> list[Any]:
+    def _of_files(self, volume: VolumeDataset, numbers: list[int], seeds: list[int], draws: Draws) -> list[Any]:
         """Lets the user's data set go over just these files, and sees that each file became one sample."""
         items: list[Any] = []
         run = volume.begin_run(numbers)
         try:
             iterator = iter(self.dataset)
-            for key in keys:
-                draws.begin(*key)
+            for seed in seeds:
+                draws.begin(seed)
                 item = next(iterator, END)
                 if item is END:
                     raise not_one_to_one(self.dataset, len(numbers), f"{len(items)} samples")
@@ -177,7 +205,7 @@ class PlannedStream(IterableDataset[Envelope]):
 
 
 class SampledItems(Dataset[Envelope]):
-    """Batches that the user's own sampler chose; a token is (number, keys, indices)."""
+    """Batches that the user's own sampler chose, each told by a token."""
 
     def __init__(self, dataset: Any, batching: Batching) -> None:
         self.dataset, self.batching = dataset, batching
@@ -188,7 +216,8 @@ class SampledItems(Dataset[Envelope]):
             self._draws = Draws(self.dataset)
         with undisturbed():
             try:
-                items = fetch_items(self.dataset, token.indices, token.keys, self._draws)
+                places = np.arange(token.serial, token.serial + len(token.indices), dtype=np.int64)
+                items = fetch_items(self.dataset, token.indices, mixed_all(token.stem, places), self._draws)
                 data = self.batching.finish(items)
                 return Envelope(Kind.BATCH, token.number, whose()[0], len(items), data, last=token.last)
             except SgpuError as problem:
@@ -199,8 +228,11 @@ class SampledItems(Dataset[Envelope]):
 
 
 class Token(NamedTuple):
+    """A batch of the user's sampler: its number, what the draws begin from with the first sample's place, samples."""
+
     number: int
-    keys: list[Key]
+    stem: int
+    serial: int
     indices: list[Any]
     last: bool
 

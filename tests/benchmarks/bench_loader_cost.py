@@ -1,67 +1,125 @@
 """What the exact position and the draws of each sample cost, against torch's own loader over the same data set.
 
-`cost` is the time a sample over torch's, less one; `draws_us` is the time a sample more, in microseconds: it buys that
-each sample has random draws of its own. The samples are made by some NumPy work, so that there is something to compare.
+Three loaders take turns, epoch by epoch, with workers that live on: torch's, ours without seeding before each sample,
+and ours. `position` is the time a sample of the second over the first, less one (goal: 3 %, and the noise of two equal
+loaders is told beside it); `draws_us` is what the third takes more than the second (goal: 15 us), over data sets that
+draw and such that do not. Medians over rounds of the differences within a round.
+
+- tensors: torch's TensorDataset of 32 numbers and a label
+- drawing: the same with a draw of Python, NumPy and torch each
+- decoding: about 1 ms of inflating and arithmetic, as an image of 100 kB takes
 """
 
 from __future__ import annotations
 
+import contextlib
+import random
 import statistics
 import time
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
-from sgpu.data import DataLoader
+from sgpu.data import DataLoader, streams
+from sgpu.data.draws import Draws
 
 BATCH = 32
 
 
-class Working(Dataset[Any]):
-    """Each sample takes about so many microseconds."""
+class Drawing(Dataset[Any]):
+    """Adds noise of every kind."""
 
-    def __init__(self, count: int, microseconds: int) -> None:
-        self.count, self.rows = count, np.ones((max(1, microseconds // 8), 4096), np.float32)
+    def __init__(self, count: int) -> None:
+        self.features = torch.zeros(count, 32)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def __getitem__(self, number: int) -> Any:
+        return self.features[number] + torch.rand(32), random.random() + np.random.rand()
+
+
+class Decoding(Dataset[Any]):
+    """Inflates a record and normalises it."""
+
+    def __init__(self, count: int) -> None:
+        record = np.random.default_rng(0).integers(0, 12, 100_000, dtype=np.uint8)
+        self.count, self.record = count, zlib.compress(record.tobytes())
 
     def __len__(self) -> int:
         return self.count
 
     def __getitem__(self, number: int) -> Any:
-        return np.float32((self.rows * np.float32(number)).sum())
+        pixels = np.frombuffer(zlib.decompress(self.record), np.uint8)
+        return torch.from_numpy((pixels / np.float32(12))[:150].copy()), number
+
+
+def tensors(count: int) -> Dataset[Any]:
+    return TensorDataset(torch.zeros(count, 32), torch.arange(count))
+
+
+KINDS: dict[str, tuple[Callable[[int], Dataset[Any]], int]] = {
+    "tensors": (tensors, 3200), "drawing": (Drawing, 3200), "decoding": (Decoding, 640),
+}  # fmt: skip
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    for microseconds in (0, 1000):
-        count = (640 if quick else 4096) * (4 if microseconds == 0 else 1)
+    for kind, (make, count) in KINDS.items():
         for workers in (0, 2):
-            seconds = _alternating(count, microseconds, workers, rounds=1 if quick else 5)
-            a_sample = {name: 1e6 * each / count for name, each in seconds.items()}
-            more = a_sample["sgpu"] - a_sample["torch"]
+            taken = _taken(make(count), workers, rounds=3 if quick else 25)
+            a_sample = {name: [1e6 * each / count for each in times] for name, times in taken.items()}
+            torchs = statistics.median(a_sample["torch"])
             rows.append({
-                "sample_us": microseconds, "workers": workers, "torch_us": a_sample["torch"],
-                "sgpu_us": a_sample["sgpu"], "cost": more / a_sample["torch"], "draws_us": more,
+                "data": kind, "workers": workers, "torch_us": torchs, "sgpu_us": statistics.median(a_sample["sgpu"]),
+                "position": _more(a_sample, "position", "torch") / torchs,
+                "noise": abs(_more(a_sample, "again", "torch")) / torchs,
+                "draws_us": _more(a_sample, "sgpu", "position"),
             })  # fmt: skip
     return rows
 
 
-def _alternating(count: int, microseconds: int, workers: int, rounds: int) -> dict[str, float]:
-    """Median seconds of an epoch with workers that live on; the loaders take turns, so that noise meets both."""
+def _more(a_sample: dict[str, list[float]], name: str, than: str) -> float:
+    return statistics.median(one - other for one, other in zip(a_sample[name], a_sample[than], strict=True))
+
+
+def _taken(dataset: Dataset[Any], workers: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each epoch by loader; "again" is a second one of torch's."""
+    torchs: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     loaders: dict[str, Any] = {
-        "torch": TorchLoader(
-            Working(count, microseconds), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
-        ),
-        "sgpu": DataLoader(Working(count, microseconds), BATCH, shuffle=True, num_workers=workers),
+        "torch": TorchLoader(dataset, BATCH, shuffle=True, **torchs),
+        "position": DataLoader(dataset, BATCH, shuffle=True, num_workers=workers),
+        "sgpu": DataLoader(dataset, BATCH, shuffle=True, num_workers=workers),
+        "again": TorchLoader(dataset, BATCH, shuffle=True, **torchs),
     }
     taken: dict[str, list[float]] = {name: [] for name in loaders}
+    order = list(loaders)
     for turn in range(rounds + 1):  # the first starts the workers
-        for name, loader in loaders.items():
-            began = time.perf_counter()
-            for _ in loader:
-                pass
+        random.shuffle(order)
+        for name in order:
+            with _undrawn() if name == "position" else contextlib.nullcontext():
+                began = time.perf_counter()
+                for _ in loaders[name]:
+                    pass
             if turn:
                 taken[name].append(time.perf_counter() - began)
-    loaders["sgpu"].close()
-    return {name: statistics.median(each) for name, each in taken.items()}
+    for name in ("position", "sgpu"):
+        loaders[name].close()
+    return taken
+
+
+@contextlib.contextmanager
+def _undrawn() -> Iterator[None]:
+    """Nothing is seeded before samples, and nothing needs to be put back after them."""
+    with mock.patch.object(Draws, "begin", _nothing), mock.patch.object(streams, "preserved", contextlib.nullcontext):
+        yield
+
+
+def _nothing(self: Draws, state: int) -> None:
+    """In the place of Draws.begin."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgpu.data.order import fold, mix, order
+from sgpu.data.order import fold, mix, mixed, mixed_all, order
 
 
 @given(samples=st.integers(1, 20_000), seed=st.integers(-(2**80), 2**80), epoch=st.integers(0, 10**6))
@@ -66,3 +66,10 @@ def test_seeds_of_any_size() -> None:
     assert len({fold(2**64), fold(-(2**64)), fold(2**128), fold(2**63)}) == 4
     assert all(-(2**63) <= fold(seed) < 2**63 for seed in (2**64, -(2**200), 2**63, -(2**63)))
     assert mix(1, 2) != mix(2, 1)
+
+
+def test_many_are_mixed_as_one_is() -> None:
+    values = np.arange(0, 10**15, 10**13, dtype=np.int64)
+    for stem in (mix(-5, 3), mix()):
+        assert mixed_all(stem, values) == [mixed(stem, value) for value in values.tolist()]
+    assert mixed(mix(4, -9), 6) == mix(4, -9, 6)

@@ -17,7 +17,7 @@ from sgpu.contract.errors import PositionError
 from sgpu.data.dataset import shared_numbers
 from sgpu.data.order import order
 from sgpu.data.position import Plan
-from sgpu.data.streams import Batching, Field, PlannedStream, itself
+from sgpu.data.streams import Batching, Field, PlannedStream, itself, planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +47,28 @@ def batches_of(rank: int, leg: Leg, *, samples: int, epoch: int, cursor: int, sh
         Numbers(), None, Batching(size=leg.batch, drop_last=drop, collate=itself), samples, shuffle,
         shared_numbers(len(Field)),
     )  # fmt: skip
-    told = [epoch, cursor, rank, leg.world, 7, 0]
     plan = Plan(samples=samples, batch=leg.batch, world=leg.world, cursor=cursor, drop_last=drop)
     count = max(1, leg.workers)
     ahead = 2 * count  # batches that workers made for nobody when they were killed
     made = [
-        stream._make(plan, step, told, NoDraws(), worker)
+        stream._make(batch, NoDraws(), worker)
         for worker in range(count)
-        for step in range(worker, min(plan.steps, leg.steps + ahead), count)
+        for batch in planned(
+            plan,
+            range(worker, min(plan.steps, leg.steps + ahead), count),
+            rank=rank,
+            samples=samples,
+            seed=7,
+            epoch=epoch,
+            shuffle=shuffle,
+        )
     ]
     made.sort(key=lambda envelope: envelope.number)
     return [envelope.data for envelope in made[: leg.steps]]
 
 
 class NoDraws:
-    def begin(self, *key: int) -> None:
+    def begin(self, state: int) -> None:
         """Numbers need none."""
 
 
