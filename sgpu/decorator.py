@@ -42,8 +42,9 @@ class LaunchPlan:
 
     def __str__(self) -> str:
         where = "GPU" if self.spec.accelerator == "cuda" else "CPU"
+        spread = f" on {self.spec.nodes} nodes" if self.spec.nodes > 1 else ""
         lines = [
-            f"{self.spec.world_size} {where} worker(s) on {self.spec.backend}, by: {' '.join(self.command)}",
+            f"{self.spec.world_size} {where} worker(s){spread} on {self.spec.backend}, by: {' '.join(self.command)}",
             f"run folder: {self.run_folder}",
             f"checkpoints: {self.spec.checkpoints.root or self.run_folder + '/checkpoints'}",
             f"function and arguments: {self.payload_bytes:,} bytes",
@@ -146,7 +147,7 @@ class DistributedFunction:
         working_dir = os.getcwd()
         return RunSpec(
             id=new_run_id(self._name), name=self._name, created=time.time(), backend=backend.name,
-            world_size=world, gpus_per_node=world, accelerator="cuda" if machine.gpus else "cpu",
+            world_size=world, gpus_per_node=world // machine.nodes, accelerator="cuda" if machine.gpus else "cpu",
             seed=secrets.randbits(31), tracking=_tracking(working_dir), python=sys.executable, working_dir=working_dir,
             sys_path=tuple(dict.fromkeys(path or working_dir for path in sys.path)),
             environment=self._options.env, checkpoints=self._options.checkpoints, restarts=self._options.restarts,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import pathlib
 import signal
+from collections.abc import Iterator
 
 from sgpu.contract import process
-from sgpu.contract.rundir import RunDir, runs_folder
+from sgpu.contract.rundir import RunDir, all_runs, runs_folder
 
 _SHARED_MEMORY = pathlib.Path("/dev/shm")
 _PREFIX = "sgpu-"
@@ -15,7 +16,7 @@ _PREFIX = "sgpu-"
 
 def remove(home: pathlib.Path) -> list[str]:
     """Ends processes of runs in `home` whose supervisor is gone, and removes their shared memory."""
-    told: list[str] = []
+    told = _end_agents(home)
     for pid, root in _workers(runs_folder(home)).items():
         agent = process.read_process(RunDir(root).agent)
         if agent is not None and agent.alive():
@@ -27,21 +28,52 @@ def remove(home: pathlib.Path) -> list[str]:
     return told
 
 
-def _workers(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-    """Processes of this user that carry the run folder in their environment."""
-    found = {}
+def _end_agents(home: pathlib.Path) -> list[str]:
+    """Agents of nodes whose controller is gone: they end by themselves, unless they stand still."""
+    told = []
+    for run in all_runs(home):
+        controller = process.read_process(run.agent)
+        if controller is not None and controller.alive():
+            continue
+        for node in run.other_nodes():
+            agent = process.read_process(run.node(node).agent)
+            if agent is not None and agent.signal(signal.SIGKILL):
+                told.append(f"the agent of node {node} of run {run.id}, whose controller is gone: ended")
+    return told
+
+
+def end_node(run: RunDir, node: int) -> None:
+    """Ends what is left of a node of a run: its agent, with which its workers end, and what they had started."""
+    agent = process.read_process(run.node(node).agent)
+    if agent is not None:
+        agent.signal(signal.SIGKILL)
+    for pid, variables in _environments():
+        if variables.get("SGPU_RUN_DIR") == str(run.root) and variables.get("GROUP_RANK") == str(node):
+            found = process.process_of(pid)
+            if found is not None:
+                found.signal(signal.SIGKILL)
+
+
+def _environments() -> Iterator[tuple[int, dict[str, str]]]:
+    """Of the other processes of this user, as they were started."""
     for name in os.listdir("/proc"):
         if not name.isdecimal() or int(name) == os.getpid():
             continue
         try:
-            variables = pathlib.Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            content = pathlib.Path(f"/proc/{name}/environ").read_bytes()
         except OSError:
             continue  # another user's, or gone
-        for variable in variables:
-            if variable.startswith(b"SGPU_RUN_DIR="):
-                root = pathlib.Path(os.fsdecode(variable.partition(b"=")[2]))
-                if root.parent == folder:
-                    found[int(name)] = root
+        pairs = (os.fsdecode(variable).partition("=") for variable in content.split(b"\0"))
+        yield int(name), {key: value for key, _, value in pairs}
+
+
+def _workers(folder: pathlib.Path) -> dict[int, pathlib.Path]:
+    """Processes of this user that carry the run folder in their environment."""
+    found = {}
+    for pid, variables in _environments():
+        root = pathlib.Path(variables.get("SGPU_RUN_DIR", ""))
+        if root.parent == folder:
+            found[pid] = root
     return found
 
 

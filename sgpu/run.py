@@ -225,6 +225,7 @@ class Run:
         self._dir.cancel.unlink(missing_ok=True)
         self._dir.status.unlink(missing_ok=True)
         self._dir.agent.unlink(missing_ok=True)
+        self._dir.controller.unlink(missing_ok=True)
         registry.find(self.spec.backend).start(self.spec, self._dir)
         return self
 

@@ -6,6 +6,7 @@
 | SGPU_MIN_FREE_DISK_BYTES | what the cache leaves free (also SGC_FSLAYER_MIN_FREE_DISK_BYTES) | 10 % |
 | SGPU_MAX_PAYLOAD_BYTES | a function that captures more is refused, by the variable's name | 268435456 |
 | SGPU_ON_KERNEL_EXIT | leave or stop: what a run does when the process that called it dies | leave |
+| SGPU_NODE_TIMEOUT_SECONDS | a node whose agent is silent for so long is lost; the agents of nodes likewise | 10 |
 | SGPU_FAILPOINT | faults to inject, `name[@rank][#nth]=action` | none |
 | SGPU_FAILPOINT_LOG | a file where each fault that fired leaves a line | none |
 | MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME | where metrics go | sqlite in SGPU_HOME, "sgpu" |
@@ -24,7 +25,7 @@ from sgpu.contract.errors import InputError
 
 NAMES: tuple[str, ...] = (
     "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
-    "SGPU_ON_KERNEL_EXIT", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_STORE",
+    "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_STORE",
     "SGPU_CHECKPOINT_HELPER", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
     "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -32,8 +33,8 @@ NAMES: tuple[str, ...] = (
 
 # What the agent sets for each worker.
 WORKER_NAMES: frozenset[str] = frozenset({
-    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
-    "SGPU_STORE", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_CHECKPOINT_HELPER",
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK",
+    "MASTER_ADDR", "MASTER_PORT", "SGPU_STORE", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_CHECKPOINT_HELPER",
 })  # fmt: skip
 
 
@@ -69,6 +70,21 @@ def on_kernel_exit() -> Literal["leave", "stop"]:
     if value not in ("leave", "stop"):
         raise InputError(f'environment variable SGPU_ON_KERNEL_EXIT must be "leave" or "stop"; found {value!r}')
     return cast(Literal["leave", "stop"], value)
+
+
+def _number(name: str, default: float, least: float, unit: str) -> float:
+    text = os.environ.get(name) or str(default)
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not least <= value < float("inf"):
+        raise InputError(f"environment variable {name} must be {unit}, {least:g} or more; found {text!r}")
+    return value
+
+
+def node_timeout_seconds() -> float:
+    return _number("SGPU_NODE_TIMEOUT_SECONDS", 10.0, 0.5, "seconds")
 
 
 def failpoints() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import subprocess
 import threading
 from collections.abc import Mapping
@@ -16,11 +17,17 @@ _STARTS = 3
 class CheckpointHelper:
     """Order of calls: open; then workers may be started with `name` in their environment; close after they are gone."""
 
-    def __init__(self, run: RunDir, *, python: str, ranks: int, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, run: RunDir, *, python: str, ranks: range, log: pathlib.Path, environment: Mapping[str, str]
+    ) -> None:
         me = this_process()
         self.name = f"sgpu-{me.pid}-{me.started}-checkpoints"
         self._run = run
-        self._command = [python, "-m", "sgpu.checkpoint.helper", "--name", self.name, "--ranks", str(ranks)]
+        self._log = log
+        self._command = [
+            python, "-m", "sgpu.checkpoint.helper", "--name", self.name, "--first-rank", str(ranks.start),
+            "--ranks", str(len(ranks)),
+        ]  # fmt: skip
         self._environment = {**environment, "SGPU_RUN_DIR": str(run.root)}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -33,7 +40,7 @@ class CheckpointHelper:
         self._watcher.start()
 
     def _start(self) -> None:
-        with self._lock, self._run.agent_log.open("ab") as log:
+        with self._lock, self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=log, env=self._environment
             )

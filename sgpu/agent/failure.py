@@ -20,7 +20,8 @@ class Failure:
     """Why a generation ended.
 
     Attributes:
-        rank: the rank at fault; None: no rank is (the store or the zygote ended).
+        rank: the rank at fault; None: no rank is (the store, the zygote or a node was lost).
+        node: the node at fault, where a whole one is.
         cause: a few words: "ValueError", "exit code 3", "SIGKILL", "no step for 600 s".
         collateral: probably the effect of another rank's end.
         unrecoverable: it would happen again, whatever is restarted.
@@ -37,6 +38,7 @@ class Failure:
     traceback: str | None = None
     collateral: bool = False
     unrecoverable: bool = False
+    node: int | None = None
 
     @property
     def fingerprint(self) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import os
 import select
 import signal
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from sgpu.contract import process
 
@@ -14,14 +14,19 @@ _ROUNDS = 20
 _END_SECONDS = 2.0
 
 
-def end(spared: Iterable[int]) -> None:
+def end(spared: Callable[[], Iterable[int]]) -> None:
     """Kills all descendants of this process but `spared` and theirs, and comes back when they are gone."""
-    spared = frozenset(spared)
     for _ in range(_ROUNDS):  # one may have started another in the meantime
-        kept = spared.union(*(process.descendants(pid) for pid in spared))
-        ended = [_end(pid) for pid in process.descendants(os.getpid()) if pid not in kept]
+        found = process.descendants(os.getpid())
+        kept = _with_descendants(spared()) | _with_descendants(spared())  # one may have handed over to its child
+        ended = [_end(pid) for pid in found if pid not in kept]
         if not any(ended):
             return
+
+
+def _with_descendants(pids: Iterable[int]) -> set[int]:
+    pids = set(pids)
+    return pids.union(*(process.descendants(pid) for pid in pids))
 
 
 def _end(pid: int) -> bool:

@@ -1,25 +1,14 @@
-"""The agent's hands: starts, watches and ends processes through the zygote. Decides nothing."""
+"""What starts, watches and ends workers, as the supervisor sees it: it decides, these are its hands."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import pathlib
-import selectors
-import signal
-import subprocess
-import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from sgpu.agent import strays
-from sgpu.contract import process
 from sgpu.contract.errors import SgpuError
-
-_REPLY_SECONDS = 300.0  # it may be importing torch from a slow file system
+from sgpu.contract.status import NodeStatus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,21 +26,21 @@ class WorkerHost(Protocol):
         """Makes ready to start workers; returns at once."""
 
     def reopen(self) -> None:
-        """Makes ready again after ZygoteLostError."""
+        """Makes ready again after a HostLostError."""
 
     def ready(self) -> bool:
         """Whether what is started now starts at once."""
 
     def open_store(self, name: str) -> int:
-        """Starts a store for a generation; its port. Raises ZygoteLostError."""
+        """Starts a store for a generation; its port. Raises HostLostError."""
 
     def start(
         self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
     ) -> None:
-        """Starts one worker. Raises ZygoteLostError."""
+        """Starts one worker. Raises HostLostError."""
 
     def wait(self, seconds: float) -> list[Exit]:
-        """What ended, as soon as something did, or after `seconds`. Raises ZygoteLostError."""
+        """What ended, as soon as something did, or after `seconds`. Raises HostLostError."""
 
     def signal(self, name: str, number: int) -> None:
         """Sends a signal to a worker, not to what it started."""
@@ -62,8 +51,18 @@ class WorkerHost(Protocol):
     def stop_all(self, seconds: float) -> None:
         """Ends every worker, what it started, and every store; comes back when they are gone (or after `seconds`)."""
 
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        """Where each node stands, where there are several."""
+
     def close(self) -> None:
         """Ends everything, the zygote too, and whatever workers left behind."""
+
+
+class LocalHost(WorkerHost, Protocol):
+    """The workers of this machine."""
+
+    def fileno(self) -> int:
+        """Readable where `wait` would come back at once."""
 
 
 def worker_name(generation: int, rank: int) -> str:
@@ -71,209 +70,13 @@ def worker_name(generation: int, rank: int) -> str:
     return f"rank{rank}.g{generation}"
 
 
-class ZygoteLostError(SgpuError):
+class HostLostError(SgpuError):
+    """Workers ended with what they were started by. Facts: `node`."""
+
+
+class ZygoteLostError(HostLostError):
     """The process that workers are forked from ended by itself."""
 
 
-class ZygoteHost:
-    """Workers forked from `python -m sgpu.worker.zygote`."""
-
-    def __init__(
-        self,
-        *,
-        python: str,
-        run: pathlib.Path,
-        environment: Mapping[str, str],
-        log: pathlib.Path,
-        spared: Callable[[], Iterable[int]] = tuple,
-    ) -> None:
-        """`spared` tells which other children of this process stay when strays are ended."""
-        self._python = python
-        self._spared = spared
-        self._run = run
-        self._environment = dict(environment)
-        self._log = log
-        self._zygote: subprocess.Popen[bytes] | None = None
-        self._commands = self._replies = -1
-        self._buffer = b""
-        self._backlog: deque[dict[str, Any]] = deque()
-        self._names: dict[int, str] = {}
-        self._pids: dict[str, int] = {}
-        self._exits: list[Exit] = []
-        self._ready = False
-        self._selector = selectors.DefaultSelector()
-
-    def open(self) -> None:
-        process.adopt_orphans()
-        command_read, self._commands = os.pipe()
-        self._replies, reply_write = os.pipe()
-        with self._log.open("ab") as log:
-            self._zygote = subprocess.Popen(
-                [self._python, "-m", "sgpu.worker.zygote", str(command_read), str(reply_write)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(command_read, reply_write),
-                env=self._environment,
-            )
-        os.close(command_read)
-        os.close(reply_write)
-        self._selector.register(self._replies, selectors.EVENT_READ)
-
-    def reopen(self) -> None:
-        self.close()
-        self._buffer = b""
-        self._backlog.clear()
-        self._names.clear()
-        self._pids.clear()
-        self._exits.clear()
-        self._ready = False
-        self._selector = selectors.DefaultSelector()
-        self.open()
-
-    def ready(self) -> bool:
-        return self._ready
-
-    def open_store(self, name: str) -> int:
-        self._send({"op": "store", "id": name, "log": str(self._log)})
-        port = self._await(lambda reply: reply["event"] == "store" and reply["id"] == name)["port"]
-        if port is None:
-            raise ZygoteLostError(f"the rendezvous store could not start; see {self._log}")
-        return int(port)
-
-    def start(
-        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
-    ) -> None:
-        self._send(
-            {
-                "op": "worker",
-                "id": name,
-                "rank": rank,
-                "generation": generation,
-                "environment": dict(environment),
-                "log": str(log),
-                "run": str(self._run),
-            }
-        )
-
-    def wait(self, seconds: float) -> list[Exit]:
-        deadline = time.monotonic() + seconds
-        self._drain()
-        while not self._exits:
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._selector.select(left):
-                break
-            self._read()
-            self._drain()
-        exits, self._exits = self._exits, []
-        return exits
-
-    def signal(self, name: str, number: int) -> None:
-        pid = self._pids.get(name)
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
-
-    def stopped(self, name: str) -> bool:
-        pid = self._pids.get(name)
-        return pid is not None and process.state_of(pid) == "T"
-
-    def stop_all(self, seconds: float) -> None:
-        for pid in list(self._names):
-            _signal_group(pid, signal.SIGKILL)
-        deadline = time.monotonic() + seconds
-        with contextlib.suppress(ZygoteLostError):  # then they end with it; whoever uses it next is told
-            while self._names and time.monotonic() < deadline and self._selector.select(deadline - time.monotonic()):
-                self._read()
-                self._drain()
-        self._exits.clear()
-        self._end_strays()
-
-    def _end_strays(self) -> None:
-        strays.end([*self._spared(), *([self._zygote.pid] if self._zygote is not None else [])])
-
-    def close(self) -> None:
-        if self._zygote is None:
-            return
-        if self._zygote.poll() is None:
-            self.stop_all(5.0)
-        os.close(self._commands)
-        try:
-            self._zygote.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._zygote.kill()
-            self._zygote.wait()
-        self._selector.close()
-        os.close(self._replies)
-        self._zygote = None
-        self._end_strays()
-
-    def _send(self, command: dict[str, Any]) -> None:
-        try:
-            os.write(self._commands, (json.dumps(command) + "\n").encode())
-        except BrokenPipeError:
-            raise self._lost() from None
-
-    def _read(self) -> None:
-        chunk = os.read(self._replies, 65536)
-        if not chunk:
-            raise self._lost()
-        *lines, self._buffer = (self._buffer + chunk).split(b"\n")
-        self._backlog.extend(json.loads(line) for line in lines)
-
-    def _lost(self) -> ZygoteLostError:
-        status = self._zygote.wait() if self._zygote is not None else None
-        said = f" with {_last_line(self._log)!r}" if status is not None and status > 0 else ""
-        return ZygoteLostError(f"the process that starts workers ended (exit status {status}){said}; see {self._log}")
-
-    def _await(self, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Reads on until the wanted reply; keeps account of what comes before it."""
-        deadline = time.monotonic() + _REPLY_SECONDS
-        while True:
-            while self._backlog:
-                reply = self._backlog.popleft()
-                self._account(reply)
-                if wanted(reply):
-                    return reply
-            if not self._selector.select(max(0.0, deadline - time.monotonic())):
-                raise ZygoteLostError(
-                    f"the process that starts workers did not answer within {_REPLY_SECONDS:g} s; see {self._log}"
-                )
-            self._read()
-
-    def _drain(self) -> None:
-        while self._backlog:
-            self._account(self._backlog.popleft())
-
-    def _account(self, reply: dict[str, Any]) -> None:
-        if reply["event"] == "started":
-            self._names[reply["pid"]] = reply["id"]
-            self._pids[reply["id"]] = reply["pid"]
-        elif reply["event"] == "ready":
-            self._ready = True
-        elif reply["event"] == "exited":
-            name = self._names.pop(reply["pid"], None)
-            if name is not None:
-                del self._pids[name]
-                _end_rest_of_group(reply["pid"])
-                self._exits.append(Exit(name=name, status=reply["status"]))
-
-
-def _signal_group(pid: int, number: int) -> None:
-    """To a live worker's process group, or to it alone while it has not made its group yet."""
-    try:
-        os.killpg(pid, number)
-    except ProcessLookupError:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-
-
-def _end_rest_of_group(pid: int) -> None:
-    """What an ended worker started and left; its own pid may be another process's by now."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _last_line(log: pathlib.Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1][-300:] if lines else ""
+class NodeLostError(HostLostError):
+    """The agent of another node is gone or silent."""

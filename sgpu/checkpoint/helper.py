@@ -1,7 +1,7 @@
 """The writing process. Loads no torch.
 
     python -m sgpu.checkpoint.helper --link FD              a trainer's own: serves it over an open socket
-    python -m sgpu.checkpoint.helper --name NAME --ranks 8  an agent's: serves all trainers of a node (ranks 0 to 7)
+    python -m sgpu.checkpoint.helper --name NAME --first-rank 8 --ranks 8   an agent's: serves the trainers of a node
 
 A trainer's own ends with its trainer, an agent's when its standard input does; both finish first what is in hand.
 Messages (see wire.py), each answered once unless it says otherwise:
@@ -147,8 +147,8 @@ def _serve_one(descriptor: int) -> None:
     Connection(Desk(None), socket.socket(fileno=descriptor)).serve()
 
 
-def _serve_node(name: str, ranks: int) -> None:
-    desk = Desk(frozenset(range(ranks)))
+def _serve_node(name: str, ranks: range) -> None:
+    desk = Desk(frozenset(ranks))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(wire.address(name))
         listener.listen(1024)
@@ -177,13 +177,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--link", type=int)
     parser.add_argument("--name")
+    parser.add_argument("--first-rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
     asked = parser.parse_args()
     os.nice(NICENESS)
     if asked.link is not None:
         _serve_one(asked.link)
     else:
-        _serve_node(asked.name, asked.ranks)
+        _serve_node(asked.name, range(asked.first_rank, asked.first_rank + asked.ranks))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,7 @@ def _row(run: Run) -> tuple[str, ...]:
     started = status.started or spec.created
     took = (status.ended or (status.updated if status.final else time.time())) - started
     workers = f"{spec.world_size} {'GPU' if spec.accelerator == 'cuda' else 'CPU'}"
+    workers += f" on {spec.nodes} nodes" if spec.nodes > 1 else ""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
     return (status.state, step, workers, str(status.restarts), when, screen.in_time(max(took, 0.0)))
 

@@ -14,10 +14,13 @@ from sgpu.contract.rundir import RunDir
 
 def agent(
     run_dir: pathlib.Path = typer.Argument(help="The run's folder, as the launcher made it."),
+    node: int = typer.Option(0, "--node", min=0, help="Of a run on several; the first, 0, controls it."),
+    address: str = typer.Option("", "--address", help="This node's IPv4 address; found out otherwise."),
 ) -> None:
-    """Supervises a run on this node to its end: what a scheduler starts.
+    """Supervises a run on this node to its end: what a scheduler starts, once a node.
 
-    Exit status: 0 succeeded, 1 failed, 2 cancelled or refused, 75 preempted (start it again).
+    Exit status: 0 succeeded, 1 failed, 2 cancelled or refused, 75 preempted (start it again); of the other nodes: 0 the
+    run has ended, 1 the first one was lost.
     """
     run = RunDir(run_dir.absolute())
     for needed in (run.spec, run.payload):
@@ -25,7 +28,8 @@ def agent(
             raise InputError(f"no run at {run.root}: it has no {needed.name}; give the folder of a run")
     sys.stdout.flush()
     # In place of this process, so that the scheduler's signals reach the supervisor.
-    os.execv(sys.executable, [sys.executable, "-m", "sgpu.agent", str(run.root)])
+    where = ["--node", str(node), *(["--address", address] if address else [])]
+    os.execv(sys.executable, [sys.executable, "-m", "sgpu.agent", str(run.root), *where])
 
 
 def demo() -> None:

@@ -12,7 +12,7 @@ from sgpu.contract import records
 from sgpu.contract.rundir import RunDir
 
 KINDS: dict[str, str] = {
-    "run_started": "world_size",
+    "run_started": "world_size, nodes",
     "generation_started": "restart reason in `cause`, or None for the first",
     "first_step": "step; seconds since the generation started",
     "restored": "step, seconds, source ('volume' or 'memory'), path",
@@ -23,6 +23,8 @@ KINDS: dict[str, str] = {
     "failure": "rank, step, cause (exit 3, signal 9, exception, hang), message",
     "restarting": "from_step, attempt, backoff_seconds",
     "resumed": "from_step, recomputed_steps, seconds from the failure to the first new step",
+    "node_joined": "node, address, seconds since its agent was started",
+    "node_lost": "node, message",
     "epoch_ended": "epoch",
     "preempted": "signal",
     "metrics_lost": "count, cause",

@@ -204,6 +204,11 @@ class Slot:
         self._write(now)
         self.request(Request.NONE)
 
+    def mirror(self, beat: Beat) -> None:
+        """Shows what a rank wrote into the page of another machine; its times are to be of this one's clock."""
+        self._load(beat)
+        self._write(beat.beat_ns)
+
     def read(self) -> Beat:
         """A consistent copy; tries again while the worker is writing, and takes what there is if it died writing."""
         memory, at = self._memory, self._at

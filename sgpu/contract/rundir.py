@@ -9,6 +9,8 @@ $SGPU_HOME/runs/<id>/
     cancel                exists when somebody asked for an end
     agent.json agent.log  the supervisor's process and its own log
     heartbeat.page        one slot a rank (see heartbeat.py), shared memory of agent and workers
+    controller.json       where the agents of other nodes find the first one's, and the secret that they share
+    nodes/<k>/            of each node but the first: agent.json, agent.log, heartbeat.page
     attempts/<generation>/rank<k>/{log, outcome, stacks}
     metrics/              rank<k>.jsonl spools, forwarder.json (how far MLflow has them), mlflow.json (which run)
     checkpoints/          unless the user named a place
@@ -33,7 +35,7 @@ class RunDir:
 
     def create(self) -> None:
         self.root.mkdir(parents=True, mode=0o700)
-        for folder in (self.attempts, self.metrics, self.code):
+        for folder in (self.attempts, self.metrics, self.code, self.nodes):
             folder.mkdir(mode=0o700)
 
     @property
@@ -71,6 +73,24 @@ class RunDir:
     @property
     def heartbeat(self) -> pathlib.Path:
         return self.root / "heartbeat.page"
+
+    @property
+    def controller(self) -> pathlib.Path:
+        return self.root / "controller.json"
+
+    @property
+    def nodes(self) -> pathlib.Path:
+        return self.root / "nodes"
+
+    def node(self, node: int) -> RunDir:
+        """Where `agent`, `agent_log` and `heartbeat` of a node are: the run's own folder for the first."""
+        return self if node == 0 else RunDir(self.nodes / str(node))
+
+    def other_nodes(self) -> list[int]:
+        """Nodes besides the first that had an agent, in order."""
+        if not self.nodes.exists():
+            return []
+        return sorted(int(name) for name in os.listdir(self.nodes) if name.isdecimal())
 
     @property
     def attempts(self) -> pathlib.Path:

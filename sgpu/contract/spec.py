@@ -58,6 +58,14 @@ class RunSpec:
     tags: dict[str, str] = field(default_factory=dict)
     version: int = VERSION
 
+    @property
+    def nodes(self) -> int:
+        return -(-self.world_size // self.gpus_per_node)
+
+    def ranks_of(self, node: int) -> range:
+        first = node * self.gpus_per_node
+        return range(first, min(first + self.gpus_per_node, self.world_size))
+
     def write(self, run: RunDir) -> None:
         atomic.write_json(run.spec, asdict(self))
 

@@ -13,6 +13,20 @@ FINAL_STATES: frozenset[str] = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "P
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """One node of a run that has several.
+
+    Attributes:
+        address: None while it is not there.
+        state: "ready" to start workers at once, "here", or "away": being started (again).
+    """
+
+    node: int
+    address: str | None
+    state: Literal["ready", "here", "away"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Status:
     """A run's state at one moment.
 
@@ -21,7 +35,8 @@ class Status:
         generation: 0 for the first start, one more for each restart.
         step: optimizer steps completed by the slowest rank.
         total_steps: None while unknown.
-        failure: {"kind", "rank", "step", "message", "traceback"} of the root cause, once there is one.
+        failure: {"kind", "rank", "node", "step", "message", "traceback"} of the root cause, once there is one.
+        nodes: in order; empty where the run is on one node.
     """
 
     state: State
@@ -34,6 +49,7 @@ class Status:
     epoch: int = 0
     total_steps: int | None = None
     failure: dict[str, Any] | None = None
+    nodes: tuple[NodeStatus, ...] = ()
 
     @property
     def final(self) -> bool:
@@ -48,4 +64,6 @@ def read_status(run: RunDir) -> Status | None:
     if value is None:
         return None
     known = {f.name for f in fields(Status)}
-    return Status(**{key: item for key, item in value.items() if key in known})
+    value = {key: item for key, item in value.items() if key in known}
+    value["nodes"] = tuple(NodeStatus(**node) for node in value.get("nodes", ()))
+    return Status(**value)

@@ -24,3 +24,9 @@ class Backend(Protocol):
 
     def start(self, spec: RunSpec, run: RunDir) -> None:
         """Starts the run's agent(s) and comes back. They outlive this process."""
+
+    def start_node(self, spec: RunSpec, run: RunDir, node: int) -> None:
+        """Starts the agent of one node and comes back, after an end was made of what is left of a former one there.
+
+        Asked by the run's controller, by command, when a node is lost; only for runs that have several.
+        """

@@ -1,4 +1,4 @@
-"""This machine: one agent, started by command in a session of its own."""
+"""This machine: an agent a (simulated) node, started by command in a session of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import subprocess
 import threading
 from dataclasses import dataclass
 
-from sgpu import settings
+from sgpu import leftovers, settings
 from sgpu.contract.errors import InputError
 from sgpu.contract.process import process_of
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 from sgpu.launch.plan import Machine
+
+_MOST_NODES = 64
 
 
 @dataclass(frozen=True)
@@ -22,31 +24,43 @@ class Local:
     """Workers on this machine.
 
     Attributes:
-        nodes: simulated nodes, each with an agent of its own. Only 1 so far.
+        nodes: simulated nodes, each with an agent, workers and a loopback address (127.0.0.2, ...) of its own, and as
+            many of the workers and GPUs as the others.
     """
 
     nodes: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or self.nodes < 1:
-            raise InputError(f"Local(nodes=...) must be a whole number, 1 or more; found {self.nodes!r}")
-        if self.nodes > 1:
-            raise InputError(f"Local(nodes={self.nodes}): simulated nodes are not supported yet; use nodes=1")
+        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or not 1 <= self.nodes <= _MOST_NODES:
+            raise InputError(f"Local(nodes=...) must be a whole number, 1 to {_MOST_NODES}; found {self.nodes!r}")
 
     @property
     def name(self) -> str:
         return "local"
 
     def machine(self) -> Machine:
-        return Machine(gpus=visible_gpus())
+        return Machine(gpus=visible_gpus(), nodes=self.nodes)
 
-    def command(self, spec: RunSpec, run: RunDir) -> list[str]:
-        return [spec.python, "-m", "sgpu.agent", str(run.root)]
+    def command(self, spec: RunSpec, run: RunDir, node: int = 0) -> list[str]:
+        command = [spec.python, "-m", "sgpu.agent", str(run.root)]
+        if spec.nodes > 1:
+            command += ["--node", str(node), "--address", _address(node)]
+            if spec.accelerator == "cuda":
+                command += ["--gpus", ",".join(_gpus_of(spec, node))]
+        return command
 
     def start(self, spec: RunSpec, run: RunDir) -> None:
-        with run.agent_log.open("ab") as log:
+        for node in range(spec.nodes):
+            self.start_node(spec, run, node)
+
+    def start_node(self, spec: RunSpec, run: RunDir, node: int) -> None:
+        folder = run.node(node)
+        if node:
+            folder.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+            leftovers.end_node(run, node)
+        with folder.agent_log.open("ab") as log:
             agent = subprocess.Popen(
-                self.command(spec, run),
+                self.command(spec, run, node),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -56,9 +70,22 @@ class Local:
             )
         started = process_of(agent.pid)
         if started is not None:  # from now on a run without a living agent is a lost one
-            started.write(run.agent)
+            started.write(folder.agent)
         # Collects the agent's exit status, so that an ended one is not a zombie of the notebook.
         threading.Thread(target=agent.wait, name=f"sgpu-reap-{agent.pid}", daemon=True).start()
+
+
+def _address(node: int) -> str:
+    """Every address in 127.0.0.0/8 is this machine."""
+    return f"127.0.0.{node + 2}"
+
+
+def _gpus_of(spec: RunSpec, node: int) -> list[str]:
+    """A simulated node's share of the visible GPUs, as in CUDA_VISIBLE_DEVICES."""
+    visible = settings.cuda_visible_devices()
+    names = visible if visible is not None else [str(number) for number in range(visible_gpus())]
+    ranks = spec.ranks_of(node)
+    return names[ranks.start : ranks.stop]
 
 
 def _environment() -> dict[str, str]:

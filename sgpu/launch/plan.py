@@ -29,9 +29,10 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a back-end has: GPUs in all (0: workers run on the CPU)."""
+    """What a back-end has: GPUs in all (0: workers run on the CPU), and on how many nodes."""
 
     gpus: int
+    nodes: int = 1
 
 
 def check_function(function: object) -> Callable[..., Any]:
@@ -176,17 +177,28 @@ def _restarts(value: object) -> RestartPolicy:
 
 
 def world_size(gpus: int | None, machine: Machine) -> int:
-    """How many workers start.
+    """How many workers start, over all nodes.
 
     Raises:
-        InputError: more were asked for than there can be.
+        InputError: more were asked for than there can be, or they cannot be dealt out evenly.
     """
+    count = _worker_count(gpus, machine)
+    if count % machine.nodes:
+        below = count - count % machine.nodes
+        raise InputError(
+            f"{count} workers on {machine.nodes} nodes: each node gets as many as the others; ask for "
+            f"gpus={below + machine.nodes}" + (f" or gpus={below}" if below else "")
+        )
+    return count
+
+
+def _worker_count(gpus: int | None, machine: Machine) -> int:
     if machine.gpus == 0:
         if gpus is not None and gpus > MOST_CPU_WORKERS:
             raise InputError(
                 f"gpus={gpus}, but this machine has no GPU; on the CPU at most {MOST_CPU_WORKERS} workers are started"
             )
-        return gpus or 1
+        return gpus or machine.nodes
     if gpus is not None and gpus > machine.gpus:
         raise InputError(
             f"gpus={gpus}, but there are {machine.gpus} (CUDA_VISIBLE_DEVICES counted); "

@@ -14,6 +14,7 @@ from sgpu.agent.workers import Exit, ZygoteLostError
 from sgpu.contract.heartbeat import Page
 from sgpu.contract.outcome import Kind, Outcome
 from sgpu.contract.rundir import RunDir
+from sgpu.contract.status import NodeStatus
 from sgpu.testing.clock import FakeClock
 
 Turn = Callable[["ScriptedHost"], list[Exit]]
@@ -84,6 +85,9 @@ class ScriptedHost:
 
     def stopped(self, name: str) -> bool:
         return name in self.standing_still
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        return ()
 
     def stop_all(self, seconds: float) -> None:
         self.calls.append(("stop_all",))

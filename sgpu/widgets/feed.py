@@ -104,6 +104,7 @@ class Feed:
             steps_per_second=rate,
             eta_seconds=max(0, total - step) / rate if total and rate and not over else None,
             world_size=self._spec.world_size,
+            nodes=self._spec.nodes,
             accelerator=self._spec.accelerator,
             generation=status.generation,
             restarts=max(status.restarts, self._timeline.restarts),

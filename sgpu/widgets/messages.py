@@ -145,7 +145,7 @@ def head_of(snapshot: Snapshot) -> Message:
         "progress": None if progress is None else round(min(1.0, progress), 4),
         "rate": rate(snapshot.steps_per_second) if snapshot.steps_per_second else "",
         "left": "" if snapshot.eta_seconds is None else f"{seconds(snapshot.eta_seconds)} left",
-        "workers": workers(snapshot.world_size, snapshot.accelerator),
+        "workers": workers(snapshot.world_size, snapshot.accelerator, snapshot.nodes),
         "restarts": plural(snapshot.restarts, "restart") if snapshot.restarts else "",
         "goodput": _goodput(snapshot),
         "failure": _failure(snapshot),

@@ -39,6 +39,8 @@ _LEVELS: dict[str, Level] = {
     "failure": "error",
     "restarting": "warning",
     "resumed": "good",
+    "node_joined": "detail",
+    "node_lost": "warning",
     "preempted": "warning",
     "metrics_lost": "warning",
     "warning": "warning",
@@ -46,7 +48,13 @@ _LEVELS: dict[str, Level] = {
 
 
 def _run_started(record: Record) -> str:
-    return f"started with {plural(record.get('world_size'), 'worker')}"
+    nodes = whole(record.get("nodes"))
+    spread = f" on {plural(nodes, 'node')}" if nodes is not None and nodes > 1 else ""
+    return f"started with {plural(record.get('world_size'), 'worker')}{spread}"
+
+
+def _node_joined(record: Record) -> str:
+    return f"node {count(record.get('node'))} is here ({plain(record.get('address')) or 'address not told'})"
 
 
 def _generation_started(record: Record) -> str:
@@ -151,6 +159,8 @@ _TELL: dict[str, Callable[[Record], str]] = {
     "failure": _failure,
     "restarting": _restarting,
     "resumed": _resumed,
+    "node_joined": _node_joined,
+    "node_lost": lambda record: plain(record.get("message")) or f"node {count(record.get('node'))} was lost",
     "epoch_ended": lambda record: f"epoch {count(record.get('epoch'))} ended",
     "preempted": _preempted,
     "metrics_lost": _metrics_lost,

@@ -160,6 +160,7 @@ class Snapshot:
     eta_seconds: float | None
     world_size: int
     accelerator: str
+    nodes: int
     generation: int
     restarts: int
     goodput: Goodput | None

@@ -19,7 +19,7 @@ _LINES_A_REFRESH = 12
 
 def headline(snapshot: Snapshot) -> str:
     """`train: running on 8 GPUs for 41 min`."""
-    where = workers(snapshot.world_size, snapshot.accelerator)
+    where = workers(snapshot.world_size, snapshot.accelerator, snapshot.nodes)
     state = STATE_WORDS.get(snapshot.state, snapshot.state.lower())
     word = "after" if snapshot.final else "for"
     restarts = f", {plural(snapshot.restarts, 'restart')}" if snapshot.restarts else ""

@@ -99,8 +99,10 @@ def rate(steps_per_second: float) -> str:
     return f"{seconds(1 / steps_per_second)} a step" if steps_per_second > 0 else "no steps"
 
 
-def workers(world_size: int, accelerator: str) -> str:
-    return plural(world_size, "GPU") if accelerator == "cuda" else plural(world_size, "CPU worker")
+def workers(world_size: int, accelerator: str, nodes: int = 1) -> str:
+    """`8 GPUs`, `4 CPU workers on 2 nodes`."""
+    spread = f" on {plural(nodes, 'node')}" if nodes > 1 else ""
+    return plural(world_size, "GPU" if accelerator == "cuda" else "CPU worker") + spread
 
 
 def plain(value: Any, limit_chars: int = 400) -> str:

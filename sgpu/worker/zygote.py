@@ -51,7 +51,7 @@ class Zygote:
 
     Commands:
         {"op": "worker", "id", "environment", "log", "run", "rank", "generation"}
-        {"op": "store", "id", "log"}
+        {"op": "store", "id", "log", "address"}
     Replies:
         {"event": "ready", "forks", "seconds"}
         {"event": "started", "id", "pid"}
@@ -134,7 +134,7 @@ def _in_child(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _take_log(pathlib.Path(command["log"]), keep=store_write)
         if child is _store:
-            _store(store_write)
+            _store(store_write, command["address"])
         elif fresh:
             _execute(command)
         else:
@@ -188,19 +188,19 @@ def _execute(command: dict[str, Any]) -> None:
     )
 
 
-def _store(port_to: int) -> None:
-    """Hosts a generation's TCPStore on loopback until the zygote ends it."""
+def _store(port_to: int, address: str) -> None:
+    """Hosts a generation's TCPStore until the zygote ends it."""
     import socket
     from datetime import timedelta
 
     from torch.distributed import TCPStore
 
     listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
+    listener.bind((address, 0))
     listener.listen(1024)
     port = listener.getsockname()[1]
     store = TCPStore(
-        "127.0.0.1",
+        address,
         port,
         None,
         True,

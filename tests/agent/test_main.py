@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from sgpu.agent.__main__ import _tell_lost
+from sgpu.agent.control import _tell_lost
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import FINAL_STATES, State, Status, read_status
 

@@ -236,8 +236,8 @@ def test_visible_gpus(present: int, visible: str | None, expected: int, monkeypa
     assert visible_gpus() == expected
 
 
-@pytest.mark.parametrize("nodes", [0, -1, 1.5, True, "1", 2])
-def test_simulated_nodes(nodes: Any) -> None:
+@pytest.mark.parametrize("nodes", [0, -1, 1.5, True, "1", 65])
+def test_a_number_of_nodes_that_cannot_be(nodes: Any) -> None:
     with pytest.raises(InputError, match=r"Local\(nodes="):
         Local(nodes=nodes)
 

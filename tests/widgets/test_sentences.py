@@ -15,6 +15,11 @@ from sgpu.widgets.sentences import level, sentence
 
 TABLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("run_started", {"world_size": 1}, "info", "started with 1 worker"),
+    ("run_started", {"world_size": 4, "nodes": 1}, "info", "started with 4 workers"),
+    ("run_started", {"world_size": 4, "nodes": 2}, "info", "started with 4 workers on 2 nodes"),
+    ("node_joined", {"node": 1, "address": "10.0.0.2"}, "detail", "node 1 is here (10.0.0.2)"),
+    ("node_lost", {"node": 1, "message": "node 1 was lost: silence"}, "warning", "node 1 was lost: silence"),
+    ("node_lost", {"node": 3}, "warning", "node 3 was lost"),
     ("generation_started", {"cause": None}, "detail", "workers are starting"),
     ("generation_started", {"cause": "rank 3 lost", "generation": 2}, "detail",
      "workers are starting again (restart 2)"),

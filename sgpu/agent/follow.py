@@ -1,0 +1,59 @@
+"""The life of the agent of any other node, from finding the controller to the end of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from sgpu import settings
+from sgpu.agent.checkpoint_helper import CheckpointHelper
+from sgpu.agent.cluster import JOIN_SECONDS
+from sgpu.agent.control import CHECKPOINT_SECONDS, open_page
+from sgpu.agent.follower import Follower, find_controller
+from sgpu.agent.link import LinkLostError
+from sgpu.agent.network import agent_environment
+from sgpu.agent.zygote_host import ZygoteHost
+from sgpu.contract import process
+from sgpu.contract.clock import SystemClock
+from sgpu.contract.events import emit
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec
+
+
+def follow(
+    run: RunDir, spec: RunSpec, node: int, *, address: str, gpus: str | None, asked: Callable[[], str | None]
+) -> int:
+    """Serves the run's controller until the run ends or the controller is lost; the exit status."""
+    clock, folder = SystemClock(), run.node(node)
+    folder.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+    process.this_process().write(folder.agent)
+    with ExitStack() as stack:
+        try:
+            link = find_controller(
+                run, node, address=address, clock=clock, timeout_seconds=settings.node_timeout_seconds(),
+                patience_seconds=JOIN_SECONDS,
+            )  # fmt: skip
+            if link is None:
+                return 0
+            stack.callback(link.close)  # last: the controller takes it for the end of all that was here
+            environment = agent_environment(spec, address=link.own_address, gpus=gpus)
+            helper = CheckpointHelper(
+                run, python=spec.python, ranks=spec.ranks_of(node), log=folder.agent_log, environment=environment
+            )
+            host = ZygoteHost(
+                python=spec.python, run=run.root, environment={**environment, "SGPU_CHECKPOINT_HELPER": helper.name},
+                log=folder.agent_log, spared=helper.pids,
+            )  # fmt: skip
+            stack.callback(helper.close, CHECKPOINT_SECONDS)
+            stack.callback(host.close)
+            host.open()
+            helper.open()
+            page = open_page(folder, spec, spec.ranks_of(node), resume=False)
+            Follower(spec, node, link=link, host=host, page=page, clock=clock, asked=asked).serve()
+        except LinkLostError as error:
+            emit(
+                run, "warning", generation=max(run.generations(), default=0),
+                message=f"node {node} has lost its controller ({error}); its workers are ended",
+            )  # fmt: skip
+            return 1
+    return 0

@@ -1,0 +1,154 @@
+"""The agent of every node but the first: does what the controller says, and ends its workers when there is none."""
+
+from __future__ import annotations
+
+import pathlib
+import select
+from collections.abc import Callable
+
+from sgpu.agent import wire
+from sgpu.agent.link import Link, LinkLostError, join
+from sgpu.agent.nodes import read_controller
+from sgpu.agent.wire import Message
+from sgpu.agent.workers import LocalHost, ZygoteLostError, worker_name
+from sgpu.contract.clock import Clock
+from sgpu.contract.heartbeat import Page, Request
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec
+from sgpu.contract.status import read_status
+
+_TURN_SECONDS = 0.05
+_RETRY_SECONDS = 0.1
+
+
+class Follower:
+    """One node's hands at the other end of a link."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        node: int,
+        *,
+        link: Link,
+        host: LocalHost,
+        page: Page,
+        clock: Clock,
+        asked: Callable[[], str | None],
+    ) -> None:
+        self._spec, self._link, self._host, self._page, self._clock = spec, link, host, page, clock
+        self._asked = asked
+        self._ranks = spec.ranks_of(node)
+        self._generation = 0
+        self._told_ready = self._told_asked = self._lost = self._ended = False
+
+    def serve(self) -> None:
+        """Returns when the controller says that the run is over.
+
+        Raises:
+            LinkLostError: the controller is gone or silent. Its workers are still to be ended.
+        """
+        while not self._ended:
+            self.turn()
+            self._await(_TURN_SECONDS)
+
+    def turn(self) -> None:
+        """Does what there is to do now."""
+        for message in self._link.receive():
+            try:
+                self._obey(message)
+            except ZygoteLostError as error:
+                self._tell_lost(error)
+        self._look_at_workers()
+        reason = self._asked()
+        if reason is not None and not self._told_asked:
+            self._told_asked = True
+            self._link.send({"op": "asked", "reason": reason})
+        if self._link.beat_due():
+            self._link.send(self._beat())
+
+    def _await(self, seconds: float) -> None:
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        if not self._lost:
+            poll.register(self._host.fileno(), select.POLLIN)
+        poll.poll(seconds * 1000)
+
+    def _obey(self, message: Message) -> None:
+        operation = message["op"]
+        if operation == "start":
+            self._generation = message["generation"]
+            self._host.start(
+                message["name"], rank=message["rank"], generation=message["generation"],
+                environment=message["environment"], log=pathlib.Path(message["log"]),
+            )  # fmt: skip
+        elif operation == "signal":
+            self._host.signal(message["name"], message["number"])
+        elif operation == "ask":
+            deadline = self._clock.monotonic() + message["seconds"] if message["seconds"] else 0.0
+            self._page.slot(message["rank"]).request(
+                Request(message["what"]), stop_step=message["stop_step"], deadline_ns=int(deadline * 1e9)
+            )
+        elif operation == "stop":
+            self._host.stop_all(message["seconds"])
+            self._link.send(self._beat())
+            self._link.send({"op": "stopped", "number": message["number"]})
+        elif operation == "reopen":
+            self._host.reopen()
+            self._lost = self._told_ready = False
+        elif operation == "end":
+            self._ended = True
+
+    def _look_at_workers(self) -> None:
+        if self._lost:
+            return
+        try:
+            exits = self._host.wait(0.0)
+            if exits:
+                self._link.send(self._beat())  # how far they had come
+            for ended in exits:
+                self._link.send({"op": "exited", "name": ended.name, "status": ended.status})
+            if not self._told_ready and self._host.ready():
+                self._told_ready = True
+                self._link.send({"op": "ready"})
+        except ZygoteLostError as error:
+            self._tell_lost(error)
+
+    def _tell_lost(self, error: ZygoteLostError) -> None:
+        self._lost = True
+        self._link.send({"op": "lost", "message": str(error)})
+
+    def _beat(self) -> Message:
+        beats = {str(rank): wire.beat_to_json(self._page.slot(rank).read()) for rank in self._ranks}
+        names = [worker_name(self._generation, rank) for rank in self._ranks]
+        still = [name for name in names if self._host.stopped(name)]
+        return {"op": "beat", "now_ns": int(self._clock.monotonic() * 1e9), "ranks": beats, "still": still}
+
+
+def find_controller(
+    run: RunDir, node: int, *, address: str, clock: Clock, timeout_seconds: float, patience_seconds: float
+) -> Link | None:
+    """Joins the run's controller, for which it waits; None: the run has ended.
+
+    Args:
+        address: this node's, to connect from; "": whichever leads there.
+
+    Raises:
+        LinkLostError: none was found within `patience_seconds`.
+    """
+    deadline = clock.monotonic() + patience_seconds
+    reason = f"there is no {run.controller}"
+    while clock.monotonic() < deadline:
+        status = read_status(run)
+        if status is not None and status.final:
+            return None
+        controller = read_controller(run)
+        if controller is not None:
+            try:
+                return join(
+                    controller.host, controller.port, controller.token, node=node, clock=clock,
+                    timeout_seconds=timeout_seconds, source=address,
+                )  # fmt: skip
+            except LinkLostError as error:
+                reason = str(error)
+        clock.sleep(_RETRY_SECONDS)  # a shared folder tells nobody that a file appeared
+    raise LinkLostError(f"node {node} found no controller within {patience_seconds:g} s: {reason}")

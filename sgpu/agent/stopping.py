@@ -1,0 +1,44 @@
+"""A run that is asked to end: all ranks are told the same last step, and a time by which they must have reached it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sgpu.contract.heartbeat import Beat, Page, Request, WorkerState
+from sgpu.contract.status import State
+
+_CANCEL_GRACE_SECONDS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopping:
+    """The end that is under way: `state` is what it ends as, `deadline` (monotonic) when patience ends."""
+
+    state: State
+    deadline: float
+
+
+def ask(page: Page, reason: str, *, now: float, started_at: float, preempt_seconds: float) -> Stopping:
+    """Tells every rank. Those that are not in a loop yet have nothing to save, and get no time.
+
+    Args:
+        reason: "cancel" or "preempt" (with `preempt_seconds` of grace).
+        started_at: when the workers were started, monotonic as `now`.
+    """
+    grace = _CANCEL_GRACE_SECONDS if reason == "cancel" else preempt_seconds
+    beats = page.beats()
+    trains = all(beat.state is WorkerState.TRAINING for beat in beats)
+    deadline = now + (grace if trains else 0.0)
+    stop_step = _agreed_stop(beats, now - started_at)
+    for rank in range(page.world_size):
+        page.slot(rank).request(Request.SAVE_AND_STOP, stop_step=stop_step, deadline_ns=int(deadline * 1e9))
+    return Stopping(state="CANCELLED" if reason == "cancel" else "PREEMPTED", deadline=deadline)
+
+
+def _agreed_stop(beats: Sequence[Beat], seconds: float) -> int:
+    """A step that no rank has passed when it reads this: as many steps ahead as half a second holds, at least one."""
+    furthest = max(beat.step for beat in beats)
+    per_second = furthest / max(seconds, 1e-3)
+    return furthest + 1 + math.ceil(per_second / 2)
