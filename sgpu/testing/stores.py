@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import os
 import pathlib
+import signal
 import threading
 from collections.abc import Callable, Iterable
 from typing import Literal
 
 from sgpu.checkpoint.storage import Observe, Store
 
-Fault = Literal["error", "full", "short", "lost"]
+Fault = Literal["error", "full", "short", "lost", "crash", "torn"]
 WRITING = frozenset({"put", "create", "delete", "delete_folder"})
+READING = frozenset({"names", "size", "read"})
 
 
 class FaultyStore:
@@ -22,10 +24,12 @@ class FaultyStore:
         inner: the store that does the work.
         fail_at: which counted operation fails, from 1; 0: none.
         fault: "error": EIO before anything is done. "full": half of a file is taken, then ENOSPC; nothing appears.
-            "short": a file appears, cut in half, without an error (a lying store). "lost": it is done, and the answer
-            is lost (EIO). Only `put` has halves; elsewhere these are "error".
+            "short": a file appears, or is read, cut in half, without an error (a lying store). "lost": it is done, and
+            the answer is lost (EIO). "crash": this process is killed before it, or when half of a file is taken.
+            "torn": it is killed when half of a file can be seen. What has no halves is "error", or killed before.
         forever: all later operations fail as well, as with a disk that has gone.
         only: names of the operations that are counted.
+        remote: files cannot be opened by path, so that all that is read is read through this store.
 
     Attributes:
         operations: each counted operation, as (name, path).
@@ -40,6 +44,7 @@ class FaultyStore:
         fault: Fault = "error",
         forever: bool = False,
         only: frozenset[str] = WRITING,
+        remote: bool = False,
     ) -> None:
         self.url = inner.url
         self.operations: list[tuple[str, str]] = []
@@ -49,11 +54,12 @@ class FaultyStore:
         self._fault = fault
         self._forever = forever
         self._only = only
+        self._remote = remote
         self._lock = threading.Lock()
 
     @property
     def local_root(self) -> pathlib.Path | None:
-        return self._inner.local_root
+        return None if self._remote else self._inner.local_root
 
     def _fails(self, name: str, path: str) -> bool:
         if name not in self._only:
@@ -65,13 +71,15 @@ class FaultyStore:
             self.fired += fails
         return fails
 
-    def _simple(self, name: str, path: str) -> bool:
-        """Fails before the operation; True where it shall fail after it."""
+    def _simple(self, name: str, path: str, *, halves: bool = False) -> bool:
+        """Fails before the operation; True where it shall fail after it, or do half of it."""
         if not self._fails(name, path):
             return False
-        if self._fault != "lost":
-            raise OSError(errno.EIO, os.strerror(errno.EIO), f"{name} {path}")
-        return True
+        if self._fault in ("crash", "torn"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self._fault == "lost" or (halves and self._fault == "short"):
+            return True
+        raise OSError(errno.EIO, os.strerror(errno.EIO), f"{name} {path}")
 
     def _after(self, lost: bool, name: str, path: str) -> None:
         if lost:
@@ -90,9 +98,11 @@ class FaultyStore:
         return found
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
-        lost = self._simple("read", path)
+        late = self._simple("read", path, halves=True)
         found = self._inner.read(path, offset, length)
-        self._after(lost, "read", path)
+        if late and self._fault == "short":
+            return found[: len(found) // 2]
+        self._after(late, "read", path)
         return found
 
     def put(self, path: str, parts: Iterable[memoryview], observe: Observe | None = None) -> int:
@@ -107,12 +117,16 @@ class FaultyStore:
         if observe is not None:
             observe(memoryview(content))
         half = memoryview(content)[: len(content) // 2]
-        if self._fault == "short":
+        if self._fault in ("short", "torn"):
             self._inner.put(path, [half])
+            if self._fault == "torn":
+                os.kill(os.getpid(), signal.SIGKILL)
             return len(content)
 
         def runs_full() -> Iterable[memoryview]:
             yield half
+            if self._fault == "crash":
+                os.kill(os.getpid(), signal.SIGKILL)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"put {path}")
 
         return self._inner.put(path, runs_full())
