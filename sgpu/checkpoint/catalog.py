@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sgpu.checkpoint import checksum, choose, names, prune
+from sgpu.checkpoint import checksum, choose, names, prune, retention
 from sgpu.checkpoint.choose import Opened
 from sgpu.checkpoint.metadata_pickle import Box
 from sgpu.checkpoint.storage import CHUNK_BYTES, open_store
@@ -232,23 +232,11 @@ class Catalog:
             Names of the folders removed, oldest first.
         """
         policy = replace(CheckpointPolicy(), keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
-        valid = dict(self._valid())
-        candidates = [
-            prune.Candidate(
-                folder=folder,
-                valid=folder in valid,
-                score=prune.score(_metadata(valid.get(folder)), keep_best),
-            )
-            for folder in choose.committed(self._store)
-        ]
-        gone = prune.choose(candidates, policy, protect)
+        found, foreign = retention.candidates(self._store, keep_best)
+        gone = prune.choose(found, policy, {*protect, *foreign})
         for name in () if dry_run else gone:
             prune.remove(self._store, name)
         return gone
-
-
-def _metadata(opened: Opened | None) -> dict[str, Any]:
-    return opened.manifest.metadata if opened is not None and opened.manifest is not None else {}
 
 
 def _checksums(opened: Opened) -> dict[str, dict[Any, int]]:

@@ -13,7 +13,12 @@ from sgpu.checkpoint import checksum, metadata_pickle, names
 from sgpu.checkpoint.manifest import Manifest
 from sgpu.checkpoint.metadata_pickle import CheckpointIndex
 from sgpu.checkpoint.storage import Store, open_store
-from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError
+from sgpu.contract.errors import (
+    CheckpointCorruptError,
+    CheckpointError,
+    CheckpointFormatError,
+    CheckpointNotFoundError,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +95,8 @@ def newest_valid(store: Store) -> Opened | None:
     for found in committed(store):
         try:
             return open_checkpoint(store, found.name)
+        except CheckpointFormatError:
+            raise  # older ones are not what the user means to go on from
         except CheckpointError:
             continue
     return None
@@ -103,6 +110,9 @@ def find_latest_valid(root: str | os.PathLike[str]) -> str | None:
 
     Returns:
         None where there is none, also where `root` does not exist.
+
+    Raises:
+        CheckpointFormatError: the newest was written by a newer sgpu.
     """
     found = newest_valid(open_store(root))
     return None if found is None else found.path

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from sgpu.checkpoint import values
+from sgpu.checkpoint import dtypes, values
 from sgpu.checkpoint.choose import Opened, open_checkpoint
 from sgpu.checkpoint.metadata_pickle import CheckpointIndex, Chunk
 from sgpu.checkpoint.reading import ItemReader, Key
@@ -67,7 +67,7 @@ class VolumeReader(StorageReader):
         return self._opened
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return to_torch(self._checkpoint().index)
+        return to_torch(self._checkpoint().index, self.checkpoint_id)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         self._checkpoint()
@@ -139,11 +139,11 @@ def _load_tensor(reader: ItemReader, item: ReadItem, planner: LoadPlanner) -> No
     planner.commit_tensor(item, target)
 
 
-def to_torch(index: CheckpointIndex) -> Metadata:
+def to_torch(index: CheckpointIndex, where: str) -> Metadata:
     """torch's own record, made by its constructors from checked plain data."""
     tensors: dict[str, Any] = {
         name: TensorStorageMetadata(
-            properties=TensorProperties(dtype=getattr(torch, info.dtype)),
+            properties=TensorProperties(dtype=dtypes.find(info.dtype, name, where)),
             size=torch.Size(info.shape),
             chunks=[_to_chunk(chunk) for chunk in info.chunks],
         )

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from sgpu.checkpoint import checksum, metadata_pickle, names, versions
+from sgpu.checkpoint import checksum, metadata_pickle, names, trouble, versions
 from sgpu.checkpoint.envelope import bytes_of, envelope
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
 from sgpu.checkpoint.metadata_write import DCP_VERSION
@@ -77,7 +77,9 @@ class VolumeWriter(StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         store = self._place()
-        if names.METADATA in store.names(""):
+        with trouble.explained(store):
+            committed = names.METADATA in store.names("")
+        if committed:
             raise CheckpointError(
                 f"{store.url} already holds a committed checkpoint, and one is never written over another: a mix of "
                 "the two could load without an error. Save into a folder of its own.",
@@ -107,7 +109,8 @@ class VolumeWriter(StorageWriter):
             layout.append((item, offset, size, offset + head if around else 0, around.data_bytes if around else 0))
             offset += size
         sums = checksum.SpanChecksums([size for _, _, size, _, _ in layout])
-        written = self._place().put(file, _parts(plan, planner, objects), sums.see)
+        with trouble.explained(self._place(), offset):
+            written = self._place().put(file, _parts(plan, planner, objects), sums.see)
         if written != offset:
             raise CheckpointSaveError(
                 f"{self.checkpoint_id}/{file}: {offset} bytes were planned, {written} were written.",
@@ -144,7 +147,8 @@ class VolumeWriter(StorageWriter):
         for _, told in written:
             known = files.get(told.file, told.file_entry)
             files[told.file] = replace(known, items=(*known.items, told.item))
-        check_sizes(store, "", files)
+        with trouble.explained(store):
+            check_sizes(store, "", files)
         step = names.parse_step(store.url.rstrip("/").rpartition("/")[2])
         manifest = Manifest(
             step=step.step if step else None,
@@ -155,7 +159,8 @@ class VolumeWriter(StorageWriter):
             versions=versions.all_versions(),
         )
         metadata.version = DCP_VERSION  # not an argument: older torch does not know it
-        publish(store, "", manifest, pickle.dumps(metadata))
+        with trouble.explained(store):
+            publish(store, "", manifest, pickle.dumps(metadata))
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

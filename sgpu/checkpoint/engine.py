@@ -15,7 +15,8 @@ from typing import Any, Literal
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sgpu import settings
-from sgpu.checkpoint import arguments, parts, prune, trouble, versions
+from sgpu.checkpoint import arguments, prune, trouble, versions
+from sgpu.checkpoint import state as state_parts
 from sgpu.checkpoint.attempts import Attempts
 from sgpu.checkpoint.background import Flight, finish_in_background
 from sgpu.checkpoint.finish import try_to_tell
@@ -90,7 +91,7 @@ class Checkpointer:
         if store is None and where is None:
             raise CheckpointError("there is no place for checkpoints: give root, or CheckpointPolicy(root=...).")
         self._policy = policy
-        self._parts = parts.build(dict(state), frozenset(replicated))
+        self._parts = state_parts.take_apart(dict(state), frozenset(replicated))
         self._per_rank = dict(per_rank or {})
         arguments.check_per_rank(self._per_rank)
         self._store = store if store is not None else open_store(where or "")
@@ -265,7 +266,8 @@ class Checkpointer:
             return staged
         except (OSError, CheckpointError) as error:
             failure = trouble.not_saved(error, self._store, folder=folder, step=step, rank=self._ranks.rank)
-            reason, facts = trouble.cause(failure)
+            why, facts = trouble.cause(failure)
+            reason = f"its state could not be staged: {why}"
             self._not_staged(failure, started)
             return None
         finally:

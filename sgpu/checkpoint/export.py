@@ -8,6 +8,7 @@ import pathlib
 
 import torch
 
+from sgpu.checkpoint import dtypes
 from sgpu.checkpoint.choose import Opened
 from sgpu.checkpoint.metadata_pickle import Chunk
 from sgpu.checkpoint.reading import ItemReader
@@ -21,7 +22,7 @@ def load_tensors(store: Store, opened: Opened) -> dict[str, torch.Tensor]:
     with ItemReader(store, opened) as reader:
         reader.verify(key for key in opened.index.places if key[1] is not None)
         for name, info in opened.index.tensors.items():
-            tensor = torch.empty(info.shape, dtype=getattr(torch, info.dtype))
+            tensor = torch.empty(info.shape, dtype=dtypes.find(info.dtype, name, opened.path))
             for chunk in info.chunks:
                 reader.load(name, chunk, (0,) * len(chunk.sizes), _part(tensor, chunk))
             found[name] = tensor

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sgpu.checkpoint import checksum, collector, names
-from sgpu.contract.errors import CheckpointCorruptError
+from sgpu.contract.errors import CheckpointCorruptError, CheckpointFormatError
 
 FORMAT = "sgpu.checkpoint/1"
 _HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
@@ -92,6 +92,7 @@ class Manifest:
     @classmethod
     def _from_json(cls, value: dict[str, Any], where: str) -> Manifest:
         if value.get("format") != FORMAT:
+            _refuse_newer(str(value.get("format")), where)
             raise CheckpointCorruptError(
                 f"{where}/{names.MANIFEST}: expected format {FORMAT!r}, found {value.get('format')!r}. "
                 "Read it with the version of sgpu that wrote it.",
@@ -107,6 +108,22 @@ class Manifest:
             run_id=value["run_id"],
             metadata=value["metadata"],
             files={name: file_from_json(entry) for name, entry in value["files"].items()},
+        )
+
+
+def _refuse_newer(found: str, where: str) -> None:
+    known, number = FORMAT.split("/"), found.rpartition("/")[2]
+    if found.startswith(f"{known[0]}/") and number.isdecimal() and int(number) > int(known[1]):
+        raise CheckpointFormatError(
+            f"{where} was written in the format {found!r}, by a newer sgpu; this one knows {FORMAT!r}. Load it with "
+            "the version that wrote it (pip install --upgrade sgpu); it was left as it is.",
+            path=where,
+            file=names.MANIFEST,
+            found=found,
+            known=FORMAT,
+            missing=[],
+            unexpected=[],
+            different=[found],
         )
 
 

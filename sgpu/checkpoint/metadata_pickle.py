@@ -30,7 +30,7 @@ _PATHS = {
     for module in ("pathlib", "pathlib._local")
     for name in ("Path", "PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
 }
-_DTYPE_PREFIXES = ("float", "bfloat", "int", "uint", "complex", "bool", "double", "half", "long", "short")
+_DTYPE_PREFIXES = ("float", "bfloat", "int", "uint", "complex", "bool", "double", "half", "long", "short", "bits")
 Box = tuple[int, ...]
 
 

@@ -30,13 +30,13 @@ class ModulePart:
     def collect(self) -> PartState:
         module = unwrap(self._module)
         parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-        collector = Collector(self.name)
+        collector = Collector()
         others: dict[str, Any] = {}
         for key, value in module.state_dict().items():
             if isinstance(value, torch.Tensor):
                 collector.add(f"{self.name}.{key}", value, spread=key in parameters)
             else:
-                others[key] = values.encode(value, collector.on_tensor, (key,))
+                others[key] = values.encode(value, collector.on_tensor, (self.name, key))
         return PartState(tensors=collector.tensors, skeleton=others)
 
     def prepare(self, saved: Saved, problems: Problems) -> Loading:
@@ -55,7 +55,7 @@ class ModulePart:
         if in_place:
             return Loading(targets=targets, finish=lambda: None, live=frozenset(targets))
         # The state_dict is not (all of) the module's own memory: hand it over through load_state_dict.
-        fresh = {name: new_tensor(info, tensors.get(name)) for name, info in saved.tensors.items()}
+        fresh = {name: new_tensor(name, info, tensors.get(name)) for name, info in saved.tensors.items()}
 
         def finish() -> None:
             whole = {key: fresh[f"{self.name}.{key}"] for key in live if f"{self.name}.{key}" in fresh}

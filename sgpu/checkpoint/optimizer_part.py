@@ -40,17 +40,17 @@ class OptimizerPart:
         ]
 
     def collect(self) -> PartState:
-        collector = Collector(self.name, spread=True)
+        collector = Collector(spread=True)
         state: dict[str, Any] = {}
         groups = []
         for g, (group, members) in enumerate(zip(self._optimizer.param_groups, self._names(), strict=True)):
             for name, param in members:
                 if param in self._optimizer.state:
                     state[name] = values.encode(
-                        dict(self._optimizer.state[param]), collector.on_tensor, ("state", name)
+                        dict(self._optimizer.state[param]), collector.on_tensor, (self.name, "state", name)
                     )
             options = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-            encoded = values.encode(options, collector.on_tensor, ("groups", g))
+            encoded = values.encode(options, collector.on_tensor, (self.name, "groups", g))
             groups.append({"params": [name for name, _ in members], "options": encoded})
         return PartState(tensors=collector.tensors, skeleton={"groups": groups, "state": state})
 
@@ -66,7 +66,7 @@ class OptimizerPart:
             if name in params:
                 self._make_room(name, params[name], entries, saved.tensors, targets, live)
         for name, info in saved.tensors.items():
-            targets.setdefault(name, new_tensor(info, None))
+            targets.setdefault(name, new_tensor(name, info, None))
 
         def finish() -> None:
             for name, param in params.items():
@@ -115,9 +115,9 @@ class OptimizerPart:
                 targets[entry["name"]] = live
                 live_names.add(entry["name"])
             elif info.shape == tuple(param.shape) and key != "step":
-                targets[entry["name"]] = new_tensor(info, param.detach())
+                targets[entry["name"]] = new_tensor(entry["name"], info, param.detach())
             else:
-                targets[entry["name"]] = new_tensor(info, None, self._small_device(param, key))
+                targets[entry["name"]] = new_tensor(entry["name"], info, None, self._small_device(param, key))
 
     def _small_device(self, param: torch.Tensor, key: str) -> torch.device:
         """`step` stays on the host unless the optimizer's kernels read it on the device (as torch does it)."""

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 
 import torch
 
-from sgpu.checkpoint import values
+from sgpu.checkpoint import dtypes, values
 from sgpu.checkpoint.metadata_pickle import TensorInfo
-from sgpu.contract.errors import CheckpointSaveError, InputError
+from sgpu.contract.errors import CheckpointSaveError
 
 SKELETON = "__values__"
 
@@ -89,27 +89,34 @@ class Part(Protocol):
 
 
 class Collector:
-    """Gathers the tensors that `values.encode` meets."""
+    """Gathers the tensors that `values.encode` meets, by their paths, which begin with the part's name."""
 
-    def __init__(self, prefix: str, *, spread: bool = False) -> None:
+    def __init__(self, *, spread: bool = False) -> None:
         self.tensors: dict[str, Held] = {}
-        self._prefix = prefix
         self._spread = spread
 
     def add(self, name: str, tensor: torch.Tensor, *, spread: bool) -> dict[str, str]:
         if name in self.tensors:
-            raise CheckpointSaveError(f"two tensors of the state have the name {name}; rename one", tensor=name)
+            raise CheckpointSaveError(
+                f"two tensors of the state have the name {name}; rename one", tensor=name, unrecoverable=True
+            )
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             raise CheckpointSaveError(
                 f"{name} is a {tensor.layout} tensor on {tensor.device}; only dense tensors with data can be kept.",
                 tensor=name,
+                unrecoverable=True,
+            )
+        if not dtypes.can_be_kept(tensor.dtype):
+            raise CheckpointSaveError(
+                f"{name} is a tensor of {tensor.dtype}, which torch.save does not know either; view it as torch.uint8.",
+                tensor=name,
+                unrecoverable=True,
             )
         self.tensors[name] = Held(tensor=tensor, spread=spread)
         return values.tensor_reference(name)
 
     def on_tensor(self, path: values.Path, tensor: torch.Tensor) -> dict[str, str]:
-        name = ".".join([self._prefix, *map(str, path)])
-        return self.add(name, tensor, spread=self._spread)
+        return self.add(".".join(map(str, path)), tensor, spread=self._spread)
 
 
 class StatefulPart:
@@ -125,8 +132,8 @@ class StatefulPart:
         self._replicated = replicated
 
     def _encoded(self) -> tuple[Any, Collector]:
-        collector = Collector(self.name, spread=self._replicated)
-        return values.encode(self._thing.state_dict(), collector.on_tensor), collector
+        collector = Collector(spread=self._replicated)
+        return values.encode(self._thing.state_dict(), collector.on_tensor, (self.name,)), collector
 
     def collect(self) -> PartState:
         skeleton, collector = self._encoded()
@@ -141,7 +148,7 @@ class StatefulPart:
         for name, info in saved.tensors.items():
             if name in live:
                 problems.tensor(name, info, live[name].tensor)
-            targets[name] = new_tensor(info, live[name].tensor if name in live else None)
+            targets[name] = new_tensor(name, info, live[name].tensor if name in live else None)
 
         def finish() -> None:
             self._thing.load_state_dict(values.decode(saved.skeleton, targets.__getitem__))
@@ -149,9 +156,11 @@ class StatefulPart:
         return Loading(targets=targets, finish=finish)
 
 
-def new_tensor(info: TensorInfo, like: torch.Tensor | None, device: torch.device | None = None) -> torch.Tensor:
+def new_tensor(
+    name: str, info: TensorInfo, like: torch.Tensor | None, device: torch.device | None = None
+) -> torch.Tensor:
     """Room for a saved tensor; sharded as `like` where that has the same shape."""
-    dtype = getattr(torch, info.dtype)
+    dtype = dtypes.find(info.dtype, name)
     if like is not None and tuple(like.shape) == info.shape:
         return torch.empty_like(like, dtype=dtype, requires_grad=False)
     return torch.empty(info.shape, dtype=dtype, device=device)
@@ -168,8 +177,8 @@ class ContainerPart:
         self._replicated = replicated
 
     def collect(self) -> PartState:
-        collector = Collector(self.name, spread=self._replicated)
-        skeleton = values.encode(self._container, collector.on_tensor)
+        collector = Collector(spread=self._replicated)
+        skeleton = values.encode(self._container, collector.on_tensor, (self.name,))
         return PartState(tensors=collector.tensors, skeleton=skeleton)
 
     def prepare(self, saved: Saved, problems: Problems) -> Loading:
@@ -204,38 +213,3 @@ def _replace(live: Any, saved: Any) -> Any:
         live[:] = [_replace(old[i], value) if i < len(old) else value for i, value in enumerate(saved)]
         return live
     return saved
-
-
-def build(state: dict[str, Any], replicated: frozenset[str] = frozenset()) -> list[Part]:
-    """A part for each entry of `state`.
-
-    Raises:
-        InputError: an entry is nothing that could be restored, or a name is not usable.
-    """
-    from sgpu.checkpoint.module_part import ModulePart
-    from sgpu.checkpoint.optimizer_part import OptimizerPart, is_standard
-
-    if not replicated <= state.keys():
-        raise InputError(
-            f"replicated names {sorted(replicated - state.keys())}, which are not in state: {sorted(state)}"
-        )
-    found: list[Part] = []
-    modules: dict[str, torch.nn.Module] = {}
-    for name, thing in state.items():
-        if not isinstance(name, str) or not name or name == SKELETON:
-            raise InputError(f"state: expected names (non-empty text); found {name!r}")
-        if isinstance(thing, torch.nn.Module):
-            modules[name] = thing
-            found.append(ModulePart(name, thing))
-        elif isinstance(thing, torch.optim.Optimizer) and is_standard(thing):
-            found.append(OptimizerPart(name, thing, modules))
-        elif callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None)):
-            found.append(StatefulPart(name, thing, replicated=name in replicated))
-        elif isinstance(thing, (dict, list, torch.Tensor)):
-            found.append(ContainerPart(name, thing, replicated=name in replicated))
-        else:
-            raise InputError(
-                f"state[{name!r}] is a {type(thing).__name__}, which cannot be restored in place. Give an object with "
-                "state_dict() and load_state_dict(), or put the value into a dictionary."
-            )
-    return found

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from typing import Any
 
 from sgpu.checkpoint import choose, names, prune
 from sgpu.checkpoint.storage import Store
-from sgpu.contract.errors import CheckpointError
+from sgpu.contract.errors import CheckpointError, CheckpointFormatError
 from sgpu.contract.policies import CheckpointPolicy
 
 
@@ -25,6 +26,30 @@ def claim(store: Store, generation: int) -> int:
     return attempt
 
 
+def candidates(
+    store: Store, rule: dict[str, Any] | None, damaged: Collection[str] = ()
+) -> tuple[list[prune.Candidate], set[str]]:
+    """What could go, by the cheap check; and what nobody but its writer may judge, so that it stays.
+
+    Args:
+        rule: `keep_best`.
+        damaged: folders that pass the cheap check but were found damaged when they were read.
+    """
+    found, foreign = [], set()
+    for folder in choose.committed(store):
+        metadata = None
+        try:
+            opened = choose.open_checkpoint(store, folder.name)
+            metadata = opened.manifest.metadata if opened.manifest else {}
+        except CheckpointFormatError:
+            foreign.add(folder.name)
+        except CheckpointError:
+            pass  # told as damaged when somebody asks for it; here it only must not count as valid
+        valid = metadata is not None and folder.name not in damaged
+        found.append(prune.Candidate(folder=folder, valid=valid, score=prune.score(metadata or {}, rule)))
+    return found, foreign
+
+
 def prune_root(
     store: Store, policy: CheckpointPolicy, protected: Collection[str], damaged: Collection[str], attempt: int
 ) -> list[str]:
@@ -32,23 +57,12 @@ def prune_root(
 
     Args:
         protected: folders that stay.
-        damaged: folders that pass the cheap check but were found damaged when they were read.
+        damaged: see `candidates`.
         attempt: the running one; its uncommitted folders stay.
     """
-    candidates = []
-    committed = choose.committed(store)
-    for folder in committed:
-        metadata = None
-        try:
-            opened = choose.open_checkpoint(store, folder.name)
-            metadata = opened.manifest.metadata if opened.manifest else {}
-        except CheckpointError:
-            pass  # told as damaged when somebody asks for it; here it only must not count as valid
-        valid = metadata is not None and folder.name not in damaged
-        score = prune.score(metadata or {}, policy.keep_best)
-        candidates.append(prune.Candidate(folder=folder, valid=valid, score=score))
-    gone = prune.choose(candidates, policy, protected)
-    known = {folder.name for folder in committed}
+    found, foreign = candidates(store, policy.keep_best, damaged)
+    gone = prune.choose(found, policy, {*protected, *foreign})
+    known = {candidate.folder.name for candidate in found}
     gone += [
         folder.name
         for folder in names.step_folders(store.names(""))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,6 +79,16 @@ def not_written(error: OSError, store: Store) -> CheckpointError:
         path=store.url,
         **trouble.facts,
     )
+
+
+@contextlib.contextmanager
+def explained(store: Store, needed_bytes: int | None = None) -> Iterator[None]:
+    """For a save into `store` itself: failures of the storage become CheckpointSaveErrors."""
+    try:
+        yield
+    except OSError as error:
+        trouble = of(error, store, needed_bytes)
+        raise CheckpointSaveError(f"{store.url}{_NOT_SAVED}{trouble.text}", path=store.url, **trouble.facts) from error
 
 
 def not_saved(

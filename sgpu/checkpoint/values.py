@@ -94,6 +94,7 @@ def _refused(path: Path, what: str) -> CheckpointSaveError:
         f"{where} holds {what}, which a checkpoint cannot keep. Numbers, text, bytes, tensors, NumPy arrays, and "
         "lists, tuples, sets and dictionaries of these can be kept; let state_dict() return such values.",
         tensor=where,
+        unrecoverable=True,
     )
 
 
