@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from sgpu.checkpoint import names, retention, trouble
+import logging
+
+from sgpu.checkpoint import names, ownership, trouble
 from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.storage import Store
-from sgpu.contract.errors import CheckpointError, CheckpointSaveError
+from sgpu.contract.errors import CheckpointError
+
+log = logging.getLogger("sgpu.checkpoint")
 
 
 class Attempts:
     """Agrees on a number with the other ranks when made, and counts alike with them from then on.
 
     Raises:
-        CheckpointError: the store cannot be written.
+        CheckpointError: the store cannot be written, or another run has it.
     """
 
     def __init__(self, store: Store, ranks: Ranks, generation: int) -> None:
         self._store = store
         self._first = ranks.rank == 0
+        self._generation = generation
         self._used: set[int] = set()
         told: int | CheckpointError = 0
         if self._first:
             try:
-                told = retention.claim(store, generation)
+                told = ownership.claim(store, generation)
             except OSError as error:
                 told = trouble.not_written(error, store)
+            except CheckpointError as error:
+                told = error
         told = ranks.from_first(told)
         if isinstance(told, CheckpointError):
             raise told
@@ -47,9 +54,14 @@ class Attempts:
         """
         if not self._first or self._claimed == self.number:
             return
-        if not self._store.create(names.claim_name(self.number), b"{}"):
-            raise CheckpointSaveError(
-                f"another job writes checkpoints into {self._store.url}. Give each job a root of its own.",
-                path=self._store.url,
-            )
+        ownership.claim_next(self._store, self.number, self._generation)
         self._claimed = self.number
+
+    def close(self) -> None:
+        """The root may be another run's from now on."""
+        if not self._first:
+            return
+        try:
+            ownership.note_seen(self._store, self._claimed, ended=True)
+        except OSError as error:
+            log.warning("%s could not be given back, and stays this process' until it ends: %s", self._store.url, error)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sgpu.checkpoint import metadata_write, names
+from sgpu.checkpoint import metadata_write, names, ownership
 from sgpu.checkpoint.job import Row, SaveJob
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
 from sgpu.checkpoint.metadata_pickle import OUR_SAVE_ID, Box, CheckpointIndex, Chunk, Place, TensorInfo
@@ -165,6 +165,7 @@ def commit(store: Store, job: SaveJob, patience: Patience) -> Manifest:
     check_alike(told, where)
     index, entries = assemble(told, where)
     check_sizes(store, folder, entries)
+    ownership.require(store, job.attempt)
 
     def clean() -> None:
         for rank in range(job.world_size):

@@ -238,6 +238,7 @@ class Checkpointer:
         for hook in self._hooks:
             hook.remove()
         self._writer.close()
+        self._attempts.close()
         self._ranks.close()
         self._raise_error()
 

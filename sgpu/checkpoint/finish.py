@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from sgpu.checkpoint import commit, retention, trouble
+from sgpu.checkpoint import commit, ownership, retention, trouble
 from sgpu.checkpoint.commit import Patience
 from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.storage import Store
@@ -89,6 +89,7 @@ def try_to_tell(
 def _prune(store: Store, job: SaveJob) -> None:
     """A checkpoint that could not be removed harms nothing but the disk: it is told, and tried again next time."""
     try:
+        ownership.note_seen(store, job.attempt)
         retention.prune_root(store, job.policy, {job.folder, *job.keep}, job.damaged, job.attempt)
     except (OSError, CheckpointError) as error:
         log.warning("old checkpoints could not be removed from %s: %s", store.url, error)

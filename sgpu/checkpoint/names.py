@@ -10,6 +10,7 @@ MANIFEST = "manifest.json"
 SHARD_SUFFIX = ".distcp"
 _STEP = re.compile(r"step-([0-9]+)(?:\.a([0-9]+))?|step_([0-9]+)|checkpoint-([0-9]+)", re.ASCII)
 _CLAIM = re.compile(r"\.attempt-([0-9]+)", re.ASCII)
+_PROTECTED = re.compile(r"\.protected-(.+)")
 _DONE = re.compile(r"\.(done|failed)-([0-9]+)\.json", re.ASCII)
 
 
@@ -46,6 +47,15 @@ def claim_name(attempt: int) -> str:
 
 def claims(names: list[str]) -> list[int]:
     return sorted(int(match[1]) for match in map(_CLAIM.fullmatch, names) if match)
+
+
+def protected_name(folder: str) -> str:
+    return f".protected-{folder}"
+
+
+def protected(names: list[str]) -> set[str]:
+    """Folders that are not to be pruned."""
+    return {match[1] for match in map(_PROTECTED.fullmatch, names) if match}
 
 
 def shard_name(rank: int, index: int = 0) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sgpu.checkpoint import names
+from sgpu.checkpoint import names, protection
 from sgpu.checkpoint.storage import Store
 from sgpu.contract.errors import InputError
 from sgpu.contract.failpoint import failpoint
@@ -25,8 +25,8 @@ class Candidate:
 def choose(candidates: Sequence[Candidate], policy: CheckpointPolicy, protected: Collection[str]) -> list[str]:
     """Names of folders to remove, oldest first.
 
-    The newest valid one never goes, nor do those in `protected`. Damaged ones go only once they are older than all
-    that `keep_last` holds; until then somebody may want to look at them.
+    The newest valid one never goes, nor do those in `protected`. Damaged ones never go: they are told, and whoever
+    has looked at them removes them.
     """
     valid = sorted((c for c in candidates if c.valid), key=lambda c: c.folder, reverse=True)
     newest_of: dict[int, Candidate] = {}
@@ -39,9 +39,7 @@ def choose(candidates: Sequence[Candidate], policy: CheckpointPolicy, protected:
     if policy.keep_every is not None:
         kept |= {c.folder.name for c in distinct if c.folder.step % policy.keep_every == 0}
     kept |= _best(distinct, policy.keep_best)
-    oldest_kept = distinct[: policy.keep_last][-1].folder
-    gone = [c.folder for c in candidates if c.folder.name not in kept and (c.valid or c.folder < oldest_kept)]
-    return [folder.name for folder in sorted(gone)]
+    return [c.folder.name for c in sorted(valid, key=lambda c: c.folder) if c.folder.name not in kept]
 
 
 def check_rule(rule: dict[str, Any] | None) -> None:
@@ -81,7 +79,9 @@ def score(metadata: dict[str, Any], rule: dict[str, Any] | None) -> float | None
 
 
 def remove(store: Store, folder: str) -> None:
-    """Un-commits, then deletes: a half-deleted folder is never taken for a checkpoint."""
+    """Un-commits, then deletes: a half-deleted folder is never taken for a checkpoint. Not a protected one."""
+    if protection.is_protected(store, folder):
+        return
     store.delete(f"{folder}/{names.METADATA}")
     failpoint("checkpoint.prune")
     store.delete_folder(folder)

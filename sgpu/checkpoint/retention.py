@@ -1,29 +1,14 @@
-"""What rank 0 does to a root around saves: claims an attempt, prunes, clears what dead attempts left. Without torch."""
+"""What rank 0 does to a root after a save: prunes, and clears what dead attempts left. Without torch."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from sgpu.checkpoint import choose, names, prune
+from sgpu.checkpoint import choose, names, ownership, prune
 from sgpu.checkpoint.storage import Store
 from sgpu.contract.errors import CheckpointError, CheckpointFormatError
 from sgpu.contract.policies import CheckpointPolicy
-
-
-def claim(store: Store, generation: int) -> int:
-    """An attempt number that was never used in this root, now taken."""
-    found = store.names("")
-    used = names.claims(found)
-    attempts = [folder.attempt for folder in names.step_folders(found)]
-    attempt = max([*used, *attempts], default=-1) + 1
-    content = json.dumps({"generation": generation}).encode()
-    while not store.create(names.claim_name(attempt), content):
-        attempt += 1
-    for old in used:
-        store.delete(names.claim_name(old))  # the newest is enough to know what was used
-    return attempt
 
 
 def candidates(
@@ -58,19 +43,27 @@ def prune_root(
     Args:
         protected: folders that stay.
         damaged: see `candidates`.
-        attempt: the running one; its uncommitted folders stay.
+        attempt: the running one; its uncommitted folders stay, as do those of any run that is alive.
     """
     found, foreign = candidates(store, policy.keep_best, damaged)
-    gone = prune.choose(found, policy, {*protected, *foreign})
-    known = {candidate.folder.name for candidate in found}
-    gone += [
-        folder.name
-        for folder in names.step_folders(store.names(""))
-        if folder.name not in known and folder.attempt < attempt and _is_ours(store, folder)
-    ]
+    root = store.names("")
+    alive = ownership.clear_old(store, root, attempt)
+    gone = prune.choose(found, policy, {*protected, *foreign, *names.protected(root)})
+    gone += [folder.name for folder in abandoned(store, root, {c.folder.name for c in found}, alive)]
     for name in gone:
         prune.remove(store, name)
     return gone
+
+
+def abandoned(
+    store: Store, root: list[str], committed: Collection[str], alive: Collection[int]
+) -> Iterator[names.StepFolder]:
+    """Folders of saves that were begun, by an engine that is gone, and never committed."""
+    newest = max(alive, default=-1)
+    for folder in names.step_folders(root):
+        over = folder.attempt not in alive and folder.attempt < newest
+        if folder.name not in committed and over and _is_ours(store, folder):
+            yield folder
 
 
 def _is_ours(store: Store, folder: names.StepFolder) -> bool:

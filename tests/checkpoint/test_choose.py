@@ -147,7 +147,11 @@ def test_the_last_valid_one_never_goes() -> None:
     damaged = [_candidate(2, valid=False), _candidate(3, valid=False)]
     assert _left([_candidate(1), *damaged], CheckpointPolicy(keep_last=1)) == [(1, 0), (2, 0), (3, 0)]
     assert _left([_candidate(1, valid=False)], CheckpointPolicy(keep_last=1)) == [(1, 0)]
-    assert _left([_candidate(1, valid=False), _candidate(2)], CheckpointPolicy(keep_last=1)) == [(2, 0)]
+
+
+def test_a_damaged_one_is_left_for_whoever_looks_into_it() -> None:
+    found = [_candidate(1, valid=False), _candidate(2), _candidate(3)]
+    assert _left(found, CheckpointPolicy(keep_last=1)) == [(1, 0), (3, 0)]
 
 
 def test_an_older_attempt_of_a_step_goes_before_another_step() -> None:
