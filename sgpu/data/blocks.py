@@ -20,10 +20,11 @@ from sgpu.data.dataset import Run, VolumeDataset
 from sgpu.data.draws import Draws
 from sgpu.data.free import Free
 from sgpu.data.free_stream import FreeStream, StreamResume
-from sgpu.data.order import fold, mix, mixed, order
-from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same
+from sgpu.data.order import mix, mixed, order
+from sgpu.data.pipeline import VERSION, Inner, check_dataset, check_kind, require_same
 from sgpu.data.rest import Rest, dealt
-from sgpu.data.streams import END, Batching, Envelope, Field, Kind, tell_epoch, undisturbed, whose
+from sgpu.data.sizes import Batching
+from sgpu.data.streams import END, Envelope, Field, Kind, tell_epoch, undisturbed, whose
 
 _ENTRIES = (
     "epoch", "head", "start", "stride", "places", "ended", "next_worker", "seed", "shuffle", "files", "files_at_a_time",
@@ -54,7 +55,7 @@ class Blocks(Free):
         return Rest(start=runtime.rank(), stride=runtime.world_size(), blocks=self.blocks)
 
     def inner(self) -> Inner:
-        stream = BlockStream(self.dataset, self.volume, self.batching, self.size, fold(self.seed), self._block)
+        stream = BlockStream(self.dataset, self.volume, self.batching, self.size, self.seed, self._block)
         stream.resume, stream.rest = (self._origin, self._rest) if self._resuming else (None, None)
         return Inner(dataset=stream)
 
@@ -66,7 +67,8 @@ class Blocks(Free):
     def state(self) -> dict[str, Any]:
         now = self._now
         return {
-            "version": VERSION, "kind": self.kind, "global": False, "merges": True, "epoch": self.epoch,
+            "version": VERSION, "kind": self.kind, "dataset": type(self.dataset).__name__, "global": False,
+            "merges": True, "epoch": self.epoch,
             "head": [list(item) for item in self._rest.head], "start": self._rest.start, "stride": self._rest.stride,
             "places": [list(place) if place else [0, 0] for place in now.snapshots], "ended": list(now.ended),
             "next_worker": now.next_worker, "seed": self.seed, "shuffle": self.volume.shuffle,
@@ -114,7 +116,8 @@ class Blocks(Free):
         )  # fmt: skip
 
     def _check(self, state: dict[str, Any]) -> None:
-        check_kind(state, self.kind, _ENTRIES)
+        check_kind(state, self.kind, _ENTRIES, counts=("epoch", "start", "stride", "next_worker", "workers"))
+        check_dataset(state, self.dataset)
         self.volume.source.check_listing(state)
         found = {
             "files": len(self.volume), "shuffle": self.volume.shuffle, "seed": self.seed, "files_at_a_time": self.size,

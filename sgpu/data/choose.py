@@ -6,10 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from sgpu import settings
 from sgpu.contract.errors import InputError
-from sgpu.contract.rundir import RunDir
-from sgpu.contract.spec import read_spec
 from sgpu.data.blocks import Blocks
 from sgpu.data.dataset import VolumeDataset
 from sgpu.data.draws import parts_of
@@ -17,7 +14,7 @@ from sgpu.data.free import Free
 from sgpu.data.pipeline import Pipeline
 from sgpu.data.planned import Planned
 from sgpu.data.sampled import Sampled
-from sgpu.data.streams import Batching
+from sgpu.data.sizes import Batching
 
 
 def choose_pipeline(
@@ -41,16 +38,18 @@ def choose_pipeline(
             and check it while running.
 
     Raises:
-        InputError: one_to_one=True for a data set with no volume in it, or with several; evaluation of what has no
-            order of ours.
+        InputError: one_to_one=True for a data set with no volume in it, or with several; evaluation or global
+            batches of what has no order of ours.
     """
     _check_dealt(dataset, batching, sampler, False if files_at_a_time is not None else one_to_one)
+    if batching.whole is not None and (sampler is not None or files_at_a_time is not None):
+        raise _no_global_batches(dataset, "a sampler" if sampler is not None else "files_at_a_time")
     if not isinstance(dataset, IterableDataset):
         if files_at_a_time is not None:
             _one_volume(dataset, [], files_at_a_time, one_to_one)
         if sampler is not None:
-            return Sampled(dataset, batching, sampler=sampler, seed=run_seed() if seed is None else seed)
-        return Planned(dataset, batching, volume=None, shuffle=shuffle, seed=run_seed() if seed is None else seed)
+            return Sampled(dataset, batching, sampler=sampler, seed=seed)
+        return Planned(dataset, batching, volume=None, shuffle=shuffle, seed=seed)
     volumes = [part for part in parts_of(dataset) if isinstance(part, VolumeDataset)]
     if files_at_a_time is not None:
         volume = _one_volume(dataset, volumes, files_at_a_time, one_to_one)
@@ -73,9 +72,11 @@ def choose_pipeline(
         )
     if batching.dealt:
         raise _not_evaluated(dataset, "cannot be counted")
+    if batching.whole is not None:
+        raise _no_global_batches(dataset, "an iterable that cannot be counted")
     return Free(
         dataset, batching, volumes=volumes, with_state=with_state, workers=workers, workers_live_on=workers_live_on,
-        seed=run_seed() if seed is None else seed,
+        seed=seed,
     )  # fmt: skip
 
 
@@ -95,11 +96,23 @@ def _one_volume(
 def _check_dealt(dataset: Any, batching: Batching, sampler: Any, one_to_one: bool | None) -> None:
     if not batching.dealt:
         return
+    if batching.whole is not None:
+        raise InputError(
+            "evaluation=True deals whole batches of batch_size samples to the ranks, the same for any world size; "
+            "leave global_batch_size out"
+        )
     if batching.drop_last:
         raise InputError("evaluation=True takes each sample exactly once; drop_last=True would leave some out")
     if sampler is not None or one_to_one is False:
         what = "has a sampler of its own" if sampler is not None else "does not give one sample a file"
         raise _not_evaluated(dataset, what)
+
+
+def _no_global_batches(dataset: Any, what: str) -> InputError:
+    return InputError(
+        "global_batch_size needs sgpu's own order: a map-style data set without a sampler, or a VolumeDataset with "
+        f"one sample a file; {type(dataset).__name__} comes with {what}. Use batch_size, for each rank."
+    )
 
 
 def _not_evaluated(dataset: Any, why: str) -> InputError:
@@ -115,9 +128,3 @@ def has_own_state(dataset: Any) -> bool:
     if isinstance(dataset, VolumeDataset) and kind.state_dict is VolumeDataset.state_dict:
         return False
     return callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
-
-
-def run_seed() -> int:
-    """The seed of the run that this process belongs to, the same on every rank and after a restart; 0 outside a run."""
-    folder = settings.run_dir()
-    return 0 if folder is None or not RunDir(folder).spec.exists() else read_spec(RunDir(folder)).seed

@@ -152,12 +152,15 @@ class VolumeDataset(IterableDataset[str]):
         return order(positions, samples=len(self), seed=self.seed, epoch=epoch, shuffle=self.shuffle)
 
     def _whose(self) -> tuple[int, int]:
-        """Which of all streams this process reads: rank times workers, and the worker."""
+        """The first of the places in the order that this process reads, and how far apart they are.
+
+        Each rank has every so-many-th, and its workers share these: ranks may have different numbers of workers.
+        """
         rank, world = runtime.rank(), runtime.world_size()
         if world == 1 and self._world is not None:
             rank, world = self._world
         worker = get_worker_info()
-        return (rank, world) if worker is None else (rank * worker.num_workers + worker.id, world * worker.num_workers)
+        return (rank, world) if worker is None else (rank + world * worker.id, world * worker.num_workers)
 
     # ---- position
 

@@ -10,12 +10,13 @@ import pickle
 from typing import Any
 
 from sgpu import runtime
-from sgpu.contract.errors import DataError
+from sgpu.contract.errors import DataError, PositionError
 from sgpu.data.dataset import VolumeDataset, shared_numbers
 from sgpu.data.free_stream import FreeStream, StreamResume
-from sgpu.data.order import fold
-from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same, workers_ended
-from sgpu.data.streams import Batching, Envelope, Field, Kind
+from sgpu.data.pipeline import VERSION, Inner, check_dataset, check_kind, require_same, workers_ended
+from sgpu.data.seeds import saved_seed, seed_of
+from sgpu.data.sizes import Batching
+from sgpu.data.streams import Envelope, Field, Kind
 
 _ENTRIES = (
     "epoch", "delivered", "ended", "next_worker", "snapshots", "seed", "batch_size", "drop_last", "workers", "rank",
@@ -30,11 +31,12 @@ class Free:
 
     def __init__(
         self, dataset: Any, batching: Batching, *,
-        volumes: list[VolumeDataset], with_state: bool, workers: int, workers_live_on: bool, seed: int,
+        volumes: list[VolumeDataset], with_state: bool, workers: int, workers_live_on: bool, seed: int | None,
     ) -> None:  # fmt: skip
         self.dataset, self.batching, self.volumes = dataset, batching, volumes
         self.with_state, self.workers, self.workers_live_on = with_state, workers, workers_live_on
-        self.seed, self.epoch, self.ended = fold(seed), 0, False
+        self.asked, self.seed = seed, seed_of(seed)
+        self.epoch, self.ended = 0, False
         self._block = shared_numbers(len(Field))
         self._origin = self._now = StreamResume.fresh(max(1, workers))
         self._resuming = False
@@ -118,7 +120,8 @@ class Free:
     def state(self) -> dict[str, Any]:
         now = self._now
         return {
-            "version": VERSION, "kind": self.kind, "global": now.is_start, "epoch": self.epoch,
+            "version": VERSION, "kind": self.kind, "dataset": type(self.dataset).__name__,
+            "global": now.is_start, "epoch": self.epoch,
             "delivered": list(now.delivered), "ended": list(now.ended), "next_worker": now.next_worker,
             "snapshots": list(now.snapshots), "seed": self.seed, "batch_size": self.batching.size,
             "drop_last": self.batching.drop_last, "workers": self.workers, "rank": runtime.rank(),
@@ -126,13 +129,21 @@ class Free:
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        check_kind(state, self.kind, _ENTRIES)
+        check_kind(state, self.kind, _ENTRIES, counts=("epoch", "delivered", "next_worker", "workers"))
+        check_dataset(state, self.dataset)
+        seed = saved_seed(state, self.asked)
         for volume, listing in zip(self.volumes, state["listings"], strict=False):
             volume.source.check_listing({"listing": listing})
         found = {
             "world_size": runtime.world_size(), "rank": runtime.rank(), "workers": self.workers,
             "batch_size": self.batching.size, "drop_last": self.batching.drop_last,
         }  # fmt: skip
+        if {len(state[name]) for name in ("delivered", "ended", "snapshots")} != {max(1, state["workers"])}:
+            raise PositionError(
+                f"the saved position is damaged: it was made with {state['workers']} workers and tells of "
+                f"{len(state['delivered'])}, {len(state['ended'])} and {len(state['snapshots'])} (delivered, ended, "
+                "snapshots). Load a state as DataLoader.state_dict gave it, or start without it."
+            )
         saved = StreamResume(
             delivered=tuple(state["delivered"]), ended=tuple(state["ended"]), next_worker=state["next_worker"],
             snapshots=tuple(state["snapshots"]),
@@ -143,7 +154,7 @@ class Free:
                 "edge; a data set that gives one sample a file continues with any",
             )  # fmt: skip
         self._go(state["epoch"])
-        self.seed, self.ended = state["seed"], False
+        self.seed, self.ended = seed, False
         if saved.is_start:
             return
         self._origin = self._now = saved

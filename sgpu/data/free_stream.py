@@ -15,7 +15,8 @@ from sgpu.data.dataset import VolumeDataset
 from sgpu.data.draws import Draws
 from sgpu.data.generators import seed_all
 from sgpu.data.order import mix, mixed
-from sgpu.data.streams import END, Batching, Envelope, Field, Kind, tell_epoch, undisturbed, whose
+from sgpu.data.sizes import Batching
+from sgpu.data.streams import END, Envelope, Field, Kind, tell_epoch, undisturbed, whose
 
 
 @dataclass(frozen=True, kw_only=True)

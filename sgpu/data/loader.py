@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -13,18 +12,16 @@ import torch.utils.data
 from sgpu import runtime
 from sgpu.contract.errors import DataError, InputError
 from sgpu.data import living, together
-from sgpu.data.ahead import Follower
 from sgpu.data.blocks import Blocks
 from sgpu.data.cache import private_root
 from sgpu.data.choose import choose_pipeline
 from sgpu.data.draws import parts_of
-from sgpu.data.forking import handlers_held_at_forks
-from sgpu.data.order import mix
-from sgpu.data.passing import Epoch, Pass, WorkerInit, default_workers
+from sgpu.data.passing import Epoch, default_workers
 from sgpu.data.pipeline import Pipeline
+from sgpu.data.running import Running, Workers
+from sgpu.data.sizes import ONE_BY_DEFAULT, Batching, sizes_of
 from sgpu.data.source import Source
 from sgpu.data.stats import LoaderStats, Meter
-from sgpu.data.streams import Batching, Envelope, Kind, first, itself
 
 T = TypeVar("T")
 
@@ -44,6 +41,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     - Each sample is made with random draws of its own, and this process' generators are not touched.
 
     Args:
+        global_batch_size: samples of all ranks together: the same global batches for any world size that divides it.
+            Each rank takes its part at once, or in `loader.accumulate` equal batches where `batch_size` allows no more
+            at a time; `TrainLoop` makes one optimizer step of these.
         seed: of the order; None: the volume's, or the generator's, or the run's, or 0.
         one_to_one: False for an iterable data set around a volume that does not give one sample a file.
         files_at_a_time: for an iterable data set around a volume that gives several samples a file, or none, or one of
@@ -62,7 +62,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int | None = 1,
+        batch_size: int | None = ONE_BY_DEFAULT,
         shuffle: bool | None = None,
         sampler: Any = None,
         batch_sampler: Any = None,
@@ -79,6 +79,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         persistent_workers: bool | None = None,
         pin_memory_device: str = "",
         in_order: bool = True,
+        global_batch_size: int | None = None,
         seed: int | None = None,
         one_to_one: bool | None = None,
         files_at_a_time: int | None = None,
@@ -92,71 +93,47 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 "in_order=False gives batches in an order that cannot be resumed exactly; leave it out, "
                 "or use torch.utils.data.DataLoader"
             )
+        sizes = sizes_of(batch_size, global_batch_size, world=runtime.world_size())
         super().__init__(
-            dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            dataset, sizes.batch, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
             persistent_workers=bool(persistent_workers), pin_memory_device=pin_memory_device,
         )  # fmt: skip
-        self._lives_on = num_workers > 0 and persistent_workers is not False
+        self.global_batch_size, self.accumulate = sizes.whole, sizes.accumulate
+        lives_on = num_workers > 0 and persistent_workers is not False
         own = sampler is not None or batch_sampler is not None
         if seed is None and generator is not None:
             seed = generator.initial_seed()
         self._pipeline: Pipeline = choose_pipeline(
             dataset,
             Batching(
-                size=_size_of(batch_sampler, self.batch_size), drop_last=self.drop_last, collate=self.collate_fn,
-                dealt=evaluation,
+                size=1 if batch_sampler is not None else self.batch_size,  # torch says None: it has sizes of its own
+                drop_last=self.drop_last, collate=self.collate_fn, whole=sizes.whole, dealt=evaluation,
             ),
             sampler=(self.batch_sampler if self.batch_sampler is not None else self.sampler) if own else None,
             shuffle=bool(shuffle), seed=seed, one_to_one=one_to_one, files_at_a_time=files_at_a_time,
-            workers=num_workers, workers_live_on=self._lives_on,
+            workers=num_workers, workers_live_on=lives_on,
         )  # fmt: skip
+        self._running = Running(self._pipeline, Workers(
+            num_workers=num_workers, persistent_workers=lives_on, worker_init_fn=worker_init_fn,
+            multiprocessing_context=self.multiprocessing_context, prefetch_factor=self.prefetch_factor,
+            pin_memory=pin_memory, pin_memory_device=pin_memory_device, timeout=timeout,
+        ))  # fmt: skip
         self._stops_together = stop_together and self._pipeline.settles
         self._meter = Meter()
-        self._inner: torch.utils.data.DataLoader[Envelope] | None = None
-        self._pass = self._version = 0
-        self._current: Pass | None = None
-        self._follower = Follower()
+        self._pass = 0
 
     # ---- iteration
 
     def __iter__(self) -> Any:
         self._pass += 1
         self._pipeline.rewind()
-        self._end_pass()
+        self._running.end_pass()
         return Epoch(self._take, self._pass)
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank. TypeError where nobody knows."""
         return super().__len__() if self._pipeline.counted_by_torch else self._pipeline.steps()
-
-    def _begin(self) -> Pass:
-        if self._inner is None:
-            self._inner = self._make_inner()
-        self._pipeline.begin()
-        future = self._pipeline.future()
-        if future is not None:
-            self._follower.begin(*future, self._pipeline.at())
-        with handlers_held_at_forks():
-            source = iter(self._inner)
-        self._current = Pass(source, self._version, remote=self.num_workers > 0)
-        return self._current
-
-    def _make_inner(self) -> torch.utils.data.DataLoader[Envelope]:
-        inner = self._pipeline.inner()
-        with warnings.catch_warnings():  # this loader's own construction told it once
-            warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes")
-            return torch.utils.data.DataLoader(
-                inner.dataset,
-                batch_size=None if inner.tokens is None else 1,
-                batch_sampler=None if inner.tokens is None else inner.tokens,
-                collate_fn=itself if inner.tokens is None else first,
-                num_workers=self.num_workers, pin_memory=self.pin_memory, timeout=self.timeout,
-                worker_init_fn=WorkerInit(self.worker_init_fn) if self.num_workers else None,
-                multiprocessing_context=self.multiprocessing_context, prefetch_factor=self.prefetch_factor,
-                persistent_workers=self._lives_on, pin_memory_device=self.pin_memory_device,
-                generator=torch.Generator().manual_seed(mix(self._pipeline.epoch, runtime.rank()) >> 1),
-            )  # fmt: skip
 
     def _take(self, own_pass: int) -> Any:
         """The next batch of the pass that began last."""
@@ -165,50 +142,18 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 "this loader was iterated anew, which ended the earlier iteration; use one iterator at a time, or a "
                 "loader for each"
             )
-        began = time.perf_counter()
-        current = self._current
-        if current is None and self._pipeline.ended:
+        began, epoch = time.perf_counter(), self._pipeline.epoch
+        envelope = self._running.next()
+        if self._stops_together and together.is_needed() and together.ends(envelope is not None, epoch):
+            if envelope is not None:
+                self._pipeline.set_epoch(epoch + 1)
+                self._running.end_pass()
             raise StopIteration
-        if current is None or current.version != self._version:
-            current = self._begin()
-        epoch = self._pipeline.epoch
-        envelope = self._next_batch(current)
-        if self._stops_together and together.is_needed():
-            envelope = self._agree(envelope, epoch)
         if envelope is None:
-            self._current = None
             raise StopIteration
-        self._follower.tell(self._pipeline.at())
+        self._running.handed()
         self._meter.add(envelope.samples, time.perf_counter() - began)
         return envelope.data
-
-    def _next_batch(self, current: Pass) -> Envelope | None:
-        while not self._pipeline.ended:
-            envelope = current.next()
-            if envelope is None:
-                self._pipeline.ran_out()
-            elif envelope.kind == Kind.ERROR:
-                problem, envelope = envelope.data, None
-                try:
-                    raise problem
-                finally:
-                    del problem  # else it holds this frame and this frame holds it, and with it the workers
-            elif self._pipeline.accept(envelope):
-                return envelope
-        current.finish(drain=not self._pipeline.settles)
-        return None
-
-    def _agree(self, envelope: Envelope | None, epoch: int) -> Envelope | None:
-        short = together.ranks_without(envelope is not None, epoch)
-        if not short or envelope is None:
-            return envelope
-        warnings.warn(
-            f"the data of rank {', '.join(map(str, short))} ended first in epoch {epoch}; all ranks stop there, and "
-            "the rest of this epoch is left out. Give all ranks equally many batches.",
-            stacklevel=4,
-        )
-        self._pipeline.set_epoch(epoch + 1)
-        return None
 
     # ---- position
 
@@ -217,19 +162,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
         "global" tells whether it is the same on every rank and valid for any world size.
         """
-        current = self._current
-        if self._pipeline.settles and current is not None and current.version == self._version:
-            self._settle(current)
+        self._running.settle()
         return self._pipeline.state()
-
-    def _settle(self, current: Pass) -> None:
-        """Looks whether another batch comes: only then is it known that an epoch has not ended."""
-        while not self._pipeline.ended:
-            envelope = current.next()
-            if envelope is None or envelope.kind in (Kind.BATCH, Kind.ERROR):
-                current.pending = envelope
-                return
-            self._pipeline.accept(envelope)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continues there: the next batch of the present iteration, or of the next, is the first after that position.
@@ -239,9 +173,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             ListingChangedError: the volume holds other files now.
         """
         self._pipeline.load(state)
-        self._version += 1
-        if self._pipeline.settles:
-            self._drop_inner()
+        self._running.moved(anew=self._pipeline.settles)
 
     def batches_left(self) -> int | None:
         """Batches from here to the end of the present epoch on this rank.
@@ -257,8 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self.load_state_dict(states[0])
             return
         self._pipeline.load_all(states)
-        self._version += 1
-        self._drop_inner()
+        self._running.moved(anew=True)
 
     def set_epoch(self, epoch: int) -> None:
         """The epoch of the next iteration; of the present epoch nothing changes, also not what is done of it."""
@@ -285,19 +216,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def _sources(self) -> list[Source]:
         return [part for part in parts_of(self.dataset) if isinstance(part, Source)]
 
-    def _drop_inner(self) -> None:
-        self._end_pass()
-        self._inner = None
-
-    def _end_pass(self) -> None:
-        if self._current is not None:
-            self._current.close()
-        self._current = None
-
     def close(self) -> None:
         """Ends workers and fetcher. The loader can be iterated again; it starts others then."""
-        self._drop_inner()
-        self._follower.close()
+        self._running.close()
         living.sweep(private_root())
 
     def __enter__(self) -> DataLoader[T]:
@@ -305,8 +226,3 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _size_of(batch_sampler: Iterable[Any] | None, batch_size: int | None) -> int | None:
-    """torch says None for a batch sampler of the user's, which has a size of its own."""
-    return 1 if batch_sampler is not None else batch_size

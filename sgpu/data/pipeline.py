@@ -13,6 +13,7 @@ Each is exact, or refuses by name.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -87,8 +88,12 @@ def workers_ended() -> DataError:
     return DataError("the workers ended before their last batch; this is a defect of sgpu.data")
 
 
-def check_kind(state: Any, kind: str, needs: tuple[str, ...]) -> None:
-    """Refuses what is no state of a loader, one of another kind of data set, and one that lost some of its entries."""
+def check_kind(state: Any, kind: str, needs: tuple[str, ...], *, counts: tuple[str, ...] = ()) -> None:
+    """Refuses what is no state of a loader, one of another kind of data set, and one that lost some of its entries.
+
+    Args:
+        counts: those of `needs` that are whole numbers, 0 or more, or lists of them.
+    """
     if not isinstance(state, dict) or "kind" not in state or state.get("version") != VERSION:
         raise PositionError(
             f"expected what DataLoader.state_dict gave (version {VERSION}); found {type(state).__name__} {state!r:.80}"
@@ -106,6 +111,26 @@ def check_kind(state: Any, kind: str, needs: tuple[str, ...]) -> None:
             "gave it, or start without it.",
             missing=missing,
         )  # fmt: skip
+
+    for name in counts:
+        values = state[name] if isinstance(state[name], list | tuple) else [state[name]]
+        if any(isinstance(value, bool) or not isinstance(value, int) or value < 0 for value in values):
+            raise PositionError(
+                f"the saved position is damaged: {name} is {state[name]!r:.80}; expected whole numbers, 0 or more. "
+                "Load a state as DataLoader.state_dict gave it, or start without it.",
+                saved={name: repr(state[name])},
+            )  # fmt: skip
+
+
+def check_dataset(state: dict[str, Any], dataset: object) -> None:
+    """Another class may be the same data under a new name, so it is told, not refused; so many samples it has."""
+    name = type(dataset).__name__
+    if state.get("dataset", name) != name:
+        warnings.warn(
+            f"the position was saved over a {state['dataset']} and goes on over a {name}. If these are other data, "
+            "start without this state.",
+            stacklevel=5,
+        )
 
 
 def require_same(state: dict[str, Any], found: dict[str, Any], advice: str) -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 from sgpu import runtime
-from sgpu.contract.errors import DataError
+from sgpu.contract.errors import DataError, InputError
 from sgpu.data.dataset import VolumeDataset, shared_numbers
 from sgpu.data.draws import parts_of
-from sgpu.data.order import fold
-from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same, workers_ended
+from sgpu.data.pipeline import VERSION, Inner, check_dataset, check_kind, require_same, workers_ended
 from sgpu.data.position import DealtPlan, Plan, plan_of
+from sgpu.data.seeds import saved_seed, seed_of
+from sgpu.data.sizes import Batching, check_sizes
 from sgpu.data.source import Source
-from sgpu.data.streams import Batching, Envelope, Field, PlannedStream
+from sgpu.data.streams import Envelope, Field, PlannedStream
 from sgpu.data.walk import WalkPlan
 
 
@@ -21,11 +21,11 @@ class Planned:
     """Our own order, cut by the world that there is: the same on every rank, continued by any world size."""
 
     def __init__(
-        self, dataset: Any, batching: Batching, *, volume: VolumeDataset | None, shuffle: bool, seed: int
+        self, dataset: Any, batching: Batching, *, volume: VolumeDataset | None, shuffle: bool, seed: int | None
     ) -> None:
         self.dataset, self.volume, self.batching = dataset, volume, batching
         self.samples = len(dataset if volume is None else volume)
-        self.shuffle, self.seed = shuffle, fold(seed)
+        self.shuffle, self.asked, self.seed = shuffle, seed, seed_of(seed)
         self.epoch, self.ended = (0 if volume is None else volume.epoch), False
         self._start, self._cursor = 0, 0
         self._plan: Plan | DealtPlan | None = None
@@ -43,9 +43,15 @@ class Planned:
         ))  # fmt: skip
 
     def plan(self, cursor: int = 0) -> Plan | DealtPlan:
+        whole, world = self.batching.whole, runtime.world_size()
+        if whole is not None and whole % (self.batching.step * world):
+            raise InputError(
+                f"the loader was made to give {self.batching.step} samples to each rank, towards "
+                f"global_batch_size={whole}, and there are {world} ranks now; make it after the process group"
+            )
         return plan_of(
             samples=self.samples, batch=self.batching.step, world=runtime.world_size(), rank=runtime.rank(),
-            cursor=cursor, drop_last=self.batching.drop_last, dealt=self.batching.dealt,
+            cursor=cursor, drop_last=self.batching.drop_last, dealt=self.batching.dealt, whole=self.batching.whole,
         )  # fmt: skip
 
     def steps(self) -> int:
@@ -98,26 +104,31 @@ class Planned:
             "version": VERSION, "kind": self._kind, "global": not self.batching.dealt, "epoch": self.epoch,
             "cursor": self._cursor, "rank": runtime.rank() if self.batching.dealt else None,
             "samples": self.samples, "seed": self.seed, "shuffle": self.shuffle, "batch_size": self.batching.step,
+            "dataset": type(self.dataset).__name__, "global_batch_size": self.batching.whole,
             "world_size": runtime.world_size(),
             "listing": None if self.volume is None else self.volume.source.listing_state(),
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        check_kind(state, self._kind, ("epoch", "cursor", "samples", "seed", "shuffle", "batch_size", "listing"))
+        rank = ("rank",) if self.batching.dealt else ()
+        check_kind(
+            state,
+            self._kind,
+            (*rank, "epoch", "cursor", "samples", "seed", "shuffle", "batch_size", "world_size", "listing"),
+            counts=("epoch", "cursor", "samples", "batch_size", "world_size"),
+        )
         if self.volume is not None:
             self.volume.source.check_listing(state)
-        found = {"samples": self.samples, "shuffle": self.shuffle, **({"seed": self.seed} if self.volume else {})}
+        found = {"samples": self.samples, "shuffle": self.shuffle}
         if self.batching.dealt:
             found |= {"world_size": runtime.world_size(), "rank": runtime.rank(), "batch_size": self.batching.step}
         require_same(state, found, "Make the data set and loader as they were")
-        if state["batch_size"] != self.batching.step:
-            warnings.warn(
-                f"the position was saved with batch_size {state['batch_size']} and goes on with "
-                f"{self.batching.step}: no sample is lost or repeated, but steps and their learning rates are others",
-                stacklevel=3,
-            )
-        self.seed = state["seed"]
+        if not self.batching.dealt:
+            check_sizes(state, self.batching, world=runtime.world_size())
+        check_dataset(state, self.dataset)
+        seed = saved_seed(state, self.asked)
         ended = state["cursor"] > 0 and self.plan(state["cursor"]).steps == 0  # this world drops what is left, if any
+        self.seed = seed
         self._go(state["epoch"] + ended, 0 if ended else state["cursor"])
         self.ended = False
 
@@ -138,4 +149,5 @@ class Planned:
         return source, WalkPlan(
             samples=self.samples, batch=self.batching.step, world=runtime.world_size(), rank=runtime.rank(),
             seed=self.seed, shuffle=self.shuffle, drop_last=self.batching.drop_last, dealt=self.batching.dealt,
+            whole=self.batching.whole,
         )  # fmt: skip

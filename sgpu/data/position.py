@@ -20,10 +20,15 @@ class Plan:
     one sample. All ranks take equally many steps. The last global batch may be smaller; a rest that would leave some
     rank without a sample joins the batch before it. `drop_last` drops the rest.
 
+    With `whole`, so many samples are a global batch for any world, taken in `whole / (batch * world)` steps; then
+    `drop_last` drops what is no whole one, and a rest with fewer samples than ranks is refused: to join it would make
+    another batch of the one before.
+
     Attributes:
         samples: size of the data set.
         batch: samples a rank and step.
         cursor: positions before it are done.
+        whole: a multiple of `batch * world`; None: that itself.
     """
 
     samples: int
@@ -31,6 +36,7 @@ class Plan:
     world: int = 1
     cursor: int = 0
     drop_last: bool = False
+    whole: int | None = None
 
     def __post_init__(self) -> None:
         if self.samples < 1:
@@ -58,12 +64,19 @@ class Plan:
                 f"sample a rank. Use at most {self.samples} GPUs, or more data.",
                 samples=self.samples, world_size=self.world,
             )  # fmt: skip
-        if self.samples < self.global_batch and self.drop_last:
+        if self.samples < (self.whole or self.global_batch) and self.drop_last:
+            told = f" ({self.batch} a rank x {self.world} ranks)" if self.whole is None else ""
             raise InputError(
                 f"drop_last=True would drop everything: {self.samples} samples are fewer than one global batch of "
-                f"{self.global_batch} ({self.batch} a rank x {self.world} ranks). Use a smaller batch_size, fewer "
-                "GPUs, or drop_last=False.",
+                f"{self.whole or self.global_batch}{told}. Use a smaller one, fewer GPUs, or drop_last=False.",
                 samples=self.samples, world_size=self.world,
+            )  # fmt: skip
+        if self.whole is not None and not self.drop_last and 0 < self.samples % self.whole < self.world:
+            raise InputError(
+                f"the last global batch of an epoch has {self.samples % self.whole} samples ({self.samples} in all, "
+                f"global_batch_size={self.whole}), and each of {self.world} ranks needs one. Use drop_last=True, at "
+                f"most {self.samples % self.whole} GPUs, or another global_batch_size.",
+                samples=self.samples, world_size=self.world, global_batch_size=self.whole,
             )  # fmt: skip
 
     @property
@@ -73,7 +86,8 @@ class Plan:
     @cached_property
     def steps(self) -> int:
         """Global batches from the cursor to the end of the epoch."""
-        full, rest = divmod(self.samples - self.cursor, self.global_batch)
+        dropped = self.samples % self.whole if self.whole is not None and self.drop_last else 0
+        full, rest = divmod(max(0, self.samples - dropped - self.cursor), self.global_batch)
         return full if self.drop_last or rest < self.world else full + 1
 
     def span(self, step: int) -> tuple[int, int]:
@@ -133,9 +147,9 @@ class DealtPlan:
 
 
 def plan_of(
-    *, samples: int, batch: int, world: int, rank: int, cursor: int, drop_last: bool, dealt: bool
+    *, samples: int, batch: int, world: int, rank: int, cursor: int, drop_last: bool, dealt: bool, whole: int | None
 ) -> Plan | DealtPlan:
     """How the rest of an epoch is cut: for training, or (dealt) for evaluation."""
     if dealt:
         return DealtPlan(samples=samples, batch=batch, world=world, rank=rank, cursor=cursor)
-    return Plan(samples=samples, batch=batch, world=world, cursor=cursor, drop_last=drop_last)
+    return Plan(samples=samples, batch=batch, world=world, cursor=cursor, drop_last=drop_last, whole=whole)

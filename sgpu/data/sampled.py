@@ -9,16 +9,19 @@ from sgpu import runtime
 from sgpu.contract.errors import DataError
 from sgpu.data.draws import Draws
 from sgpu.data.generators import preserved, put, take
-from sgpu.data.order import fold, mix
-from sgpu.data.pipeline import VERSION, Inner, check_kind, require_same
-from sgpu.data.streams import Batching, Envelope, SampledItems, Token
+from sgpu.data.order import mix
+from sgpu.data.pipeline import VERSION, Inner, check_dataset, check_kind, require_same
+from sgpu.data.seeds import saved_seed, seed_of
+from sgpu.data.sizes import Batching
+from sgpu.data.streams import Envelope, SampledItems, Token
 
 
 class Sampled:
     """The user's sampler, counted: batches that were handed out are skipped without loading them."""
 
-    def __init__(self, dataset: Any, batching: Batching, *, sampler: Any, seed: int) -> None:
-        self.dataset, self.batching, self.sampler, self.seed = dataset, batching, sampler, fold(seed)
+    def __init__(self, dataset: Any, batching: Batching, *, sampler: Any, seed: int | None) -> None:
+        self.dataset, self.batching, self.sampler = dataset, batching, sampler
+        self.asked, self.seed = seed, seed_of(seed)
         self.epoch, self.ended = 0, False
         self._start = self._done = 0
 
@@ -80,20 +83,27 @@ class Sampled:
 
     def state(self) -> dict[str, Any]:
         return {
-            "version": VERSION, "kind": "sampled", "global": self._done == 0, "epoch": self.epoch,
+            "version": VERSION, "kind": "sampled", "dataset": type(self.dataset).__name__,
+            "global": self._done == 0, "epoch": self.epoch,
             "batches": self._done, "seed": self.seed, "batch_size": self.batching.size, "rank": runtime.rank(),
             "world_size": runtime.world_size(),
         }  # fmt: skip
 
     def load(self, state: dict[str, Any]) -> None:
-        check_kind(state, "sampled", ("epoch", "batches", "seed", "batch_size", "rank", "world_size"))
+        check_kind(
+            state,
+            "sampled",
+            ("epoch", "batches", "seed", "batch_size", "rank", "world_size"),
+            counts=("epoch", "batches"),
+        )
         found = {"world_size": runtime.world_size(), "rank": runtime.rank(), "batch_size": self.batching.size}
         if state["batches"]:
             require_same(
                 state, found, "Resume with the same, or from an epoch's edge; or leave the sampler out: sgpu's own "
                 "order continues with any",
             )  # fmt: skip
-        self.seed, self.epoch, self.ended = state["seed"], state["epoch"], False
+        check_dataset(state, self.dataset)
+        self.seed, self.epoch, self.ended = saved_seed(state, self.asked), state["epoch"], False
         self._start = self._done = state["batches"]
 
 

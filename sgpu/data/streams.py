@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from sgpu.data.draws import Draws
 from sgpu.data.generators import preserved
 from sgpu.data.order import mix, mixed_all, order
 from sgpu.data.position import DealtPlan, Plan, plan_of
+from sgpu.data.sizes import Batching
 
 END = object()
 _PLANNED_AHEAD = 4096  # samples whose place in the order is worked out in one go
@@ -59,23 +59,6 @@ class Field(IntEnum):
     WORLD = 3
     SEED = 4
     RESUMING = 5
-
-
-@dataclass(frozen=True, kw_only=True)
-class Batching:
-    """How samples become a batch. `size` None: single samples, as torch's batch_size=None. `dealt`: for evaluation."""
-
-    size: int | None
-    drop_last: bool
-    collate: Callable[[Any], Any]
-    dealt: bool = False
-
-    @property
-    def step(self) -> int:
-        return self.size or 1
-
-    def finish(self, items: Sequence[Any]) -> Any:
-        return self.collate(items[0] if self.size is None else items)
 
 
 def itself(value: Any) -> Any:
@@ -157,6 +140,7 @@ class PlannedStream(IterableDataset[Envelope]):
         plan = plan_of(
             samples=self.samples, batch=self.batching.step, world=told[Field.WORLD], rank=told[Field.RANK],
             cursor=told[Field.CURSOR], drop_last=self.batching.drop_last, dealt=self.batching.dealt,
+            whole=self.batching.whole,
         )  # fmt: skip
         tell_epoch(self.dataset, told[Field.EPOCH])
         draws = Draws(self.dataset)

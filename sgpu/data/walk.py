@@ -23,6 +23,7 @@ class WalkPlan:
     shuffle: bool
     drop_last: bool
     dealt: bool = False
+    whole: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ def walk(plan: WalkPlan, epoch: int, cursor: int) -> Iterator[Stretch]:
     while True:
         rest = plan_of(
             samples=plan.samples, batch=plan.batch, world=plan.world, rank=plan.rank, cursor=cursor,
-            drop_last=plan.drop_last, dealt=plan.dealt,
+            drop_last=plan.drop_last, dealt=plan.dealt, whole=plan.whole,
         )  # fmt: skip
         if cursor == 0 and rest.steps == 0:
             return

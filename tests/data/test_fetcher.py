@@ -171,7 +171,7 @@ from sgpu.data import DataLoader, VolumeDataset
 loader = DataLoader(VolumeDataset({str(make_volume(2000))!r}), 4, num_workers=1)
 iterator = iter(loader)
 next(iterator)
-print(loader._follower.pid, flush=True)
+print(loader._running._follower.pid, flush=True)
 time.sleep(600)
 """
     parent = subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True)
