@@ -7,6 +7,7 @@
 | SGPU_MAX_PAYLOAD_BYTES | a function that captures more is refused, by the variable's name | 268435456 |
 | SGPU_ON_KERNEL_EXIT | leave or stop: what a run does when the process that called it dies | leave |
 | SGPU_NODE_TIMEOUT_SECONDS | a node whose agent is silent for so long is lost; the agents of nodes likewise | 10 |
+| SGPU_PEER_BYTES_PER_SECOND | the most that a node sends when it copies checkpoints to its neighbour's memory | 1e9 |
 | SGPU_FAILPOINT | faults to inject, `name[@rank][#nth]=action` | none |
 | SGPU_FAILPOINT_LOG | a file where each fault that fired leaves a line | none |
 | MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME | where metrics go | sqlite in SGPU_HOME, "sgpu" |
@@ -25,8 +26,9 @@ from sgpu.contract.errors import InputError
 
 NAMES: tuple[str, ...] = (
     "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
-    "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_STORE",
-    "SGPU_CHECKPOINT_HELPER", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
+    "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_PEER_BYTES_PER_SECOND", "SGPU_FAILPOINT",
+    "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_STORE", "SGPU_CHECKPOINT_HELPER",
+    "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
     "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
 )  # fmt: skip
@@ -85,6 +87,10 @@ def _number(name: str, default: float, least: float, unit: str) -> float:
 
 def node_timeout_seconds() -> float:
     return _number("SGPU_NODE_TIMEOUT_SECONDS", 10.0, 0.5, "seconds")
+
+
+def peer_bytes_per_second() -> float:
+    return _number("SGPU_PEER_BYTES_PER_SECOND", 1e9, 1.0, "bytes")
 
 
 def failpoints() -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from sgpu.contract.events import emit
 from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec
 
 _STARTS = 3
 
@@ -18,15 +19,16 @@ class CheckpointHelper:
     """Order of calls: open; then workers may be started with `name` in their environment; close after they are gone."""
 
     def __init__(
-        self, run: RunDir, *, python: str, ranks: range, log: pathlib.Path, environment: Mapping[str, str]
+        self, run: RunDir, spec: RunSpec, *, node: int, address: str, log: pathlib.Path, environment: Mapping[str, str]
     ) -> None:
-        me = this_process()
+        me, ranks = this_process(), spec.ranks_of(node)
         self.name = f"sgpu-{me.pid}-{me.started}-checkpoints"
         self._run = run
         self._log = log
         self._command = [
-            python, "-m", "sgpu.checkpoint.helper", "--name", self.name, "--first-rank", str(ranks.start),
-            "--ranks", str(len(ranks)),
+            spec.python, "-m", "sgpu.checkpoint.helper", "--name", self.name, "--first-rank", str(ranks.start),
+            "--ranks", str(len(ranks)), "--node", str(node), "--nodes", str(spec.nodes), "--address", address,
+            "--peers", str(run.peers),
         ]  # fmt: skip
         self._environment = {**environment, "SGPU_RUN_DIR": str(run.root)}
         self._lock = threading.Lock()

@@ -74,8 +74,8 @@ def _supervise(
     page = open_page(run, spec, range(spec.world_size), resume=True)
     with ExitStack() as stack:
         helper = CheckpointHelper(
-            run, python=spec.python, ranks=spec.ranks_of(0), log=run.agent_log, environment=environment
-        )
+            run, spec, node=0, address=address, log=run.agent_log, environment=environment
+        )  # fmt: skip
         starter = NodeStarter(run, python=spec.python)
         stack.callback(starter.close)
         stack.callback(helper.close, CHECKPOINT_SECONDS)

@@ -38,8 +38,8 @@ def follow(
             stack.callback(link.close)  # last: the controller takes it for the end of all that was here
             environment = agent_environment(spec, address=link.own_address, gpus=gpus)
             helper = CheckpointHelper(
-                run, python=spec.python, ranks=spec.ranks_of(node), log=folder.agent_log, environment=environment
-            )
+                run, spec, node=node, address=link.own_address, log=folder.agent_log, environment=environment
+            )  # fmt: skip
             host = ZygoteHost(
                 python=spec.python, run=run.root, environment={**environment, "SGPU_CHECKPOINT_HELPER": helper.name},
                 log=folder.agent_log, spared=helper.pids,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from sgpu.checkpoint.commit import Patience
 from sgpu.checkpoint.finish import finish
+from sgpu.checkpoint.guests import Loan, look_at
 from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.segment import Segment
 from sgpu.checkpoint.storage import Store
@@ -15,6 +16,7 @@ from sgpu.checkpoint.write import WrittenFile, sums_of
 from sgpu.contract.errors import CheckpointSaveError
 
 Key = tuple[str, int]
+SUMS_SECONDS = 5.0  # less than another node waits for an answer
 
 
 @dataclass(kw_only=True)
@@ -129,17 +131,26 @@ class Desk:
     def idle(self) -> bool:
         return not any(shelf.running for shelf in self._shelves.values())
 
-    def images(self, url: str) -> list[tuple[Shelf, SaveJob, list[WrittenFile]]]:
-        """Complete images of this node's ranks for a root; waits for those that are being written just now."""
+    def sums(self, shelf: Shelf, job: SaveJob) -> list[WrittenFile]:
+        """Checksums of what a job staged: from its writing, unless that takes too long or failed."""
+        self.wait_until(
+            lambda: shelf.job is not job or shelf.written is not None or not shelf.running, SUMS_SECONDS
+        )  # fmt: skip
+        with self._news:
+            written = shelf.written if shelf.job is job else None
+        return written if written is not None else sums_of(shelf.segment.view(), job.files)
+
+    def images(self, url: str) -> list[Loan]:
+        """Complete images of this node's ranks for a root."""
         shelves = [shelf for (where, _), shelf in sorted(self._shelves.items()) if where == url]
         found = []
         for shelf in shelves:
-            self.wait_until(lambda shelf=shelf: shelf.written is not None or not shelf.running)  # type: ignore[misc]
             job = shelf.job
             if job is None or not shelf.complete:
                 continue
-            written = shelf.written if shelf.written is not None else sums_of(shelf.segment.view(), job.files)
-            found.append((shelf, job, written))
+            written = self.sums(shelf, job)
+            if shelf.job is job and shelf.complete:
+                found.append(Loan(job=job, written=written, segment=look_at(shelf.segment)))
         return found
 
 

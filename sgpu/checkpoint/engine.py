@@ -20,13 +20,14 @@ from sgpu.checkpoint import state as state_parts
 from sgpu.checkpoint.attempts import Attempts
 from sgpu.checkpoint.background import Flight, finish_in_background
 from sgpu.checkpoint.finish import try_to_tell
+from sgpu.checkpoint.helper_writer import HelperWriter
 from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.reports import Restored, SaveReport
 from sgpu.checkpoint.restore import Restorer
 from sgpu.checkpoint.stage import CHANGED, Staged, Stager
 from sgpu.checkpoint.storage import Store, open_store
-from sgpu.checkpoint.writers import HelperWriter, ThreadWriter, Writer
+from sgpu.checkpoint.writers import ThreadWriter, Writer
 from sgpu.contract.clock import Clock, SystemClock
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
@@ -99,8 +100,10 @@ class Checkpointer:
         self._writer: Writer = (
             ThreadWriter(self._store, timeout_seconds)
             if store is not None
-            else HelperWriter(self._store, self._ranks.rank, generation, timeout_seconds)
+            else HelperWriter(self._store, self._ranks.rank, generation, timeout_seconds, peers=policy.peer_memory)
         )
+        if policy.peer_memory and self._writer.alone is not None:
+            log.warning("peer_memory: nothing is copied to another node: %s", self._writer.alone)
         self._stager = Stager(
             self._parts, self._per_rank, self._ranks.rank, self._ranks.world_size, self._writer.segment
         )
@@ -294,6 +297,7 @@ class Checkpointer:
             return
         waited_from = self._clock.monotonic()
         error = flight.work.exception()
+        copies = self._writer.not_copied()
         now = self._clock.monotonic()
         finished = now if error is not None else flight.work.result()
         if error is not None and not isinstance(error, CheckpointSaveError):
@@ -307,6 +311,8 @@ class Checkpointer:
                 save_seconds=finished - flight.started,
                 size_bytes=flight.size_bytes,
                 error=None if error is None else str(error),
+                not_copied=copies.count,
+                copy_error=copies.error or (self._writer.alone if self._policy.peer_memory else None),
             )
         )
         if error is not None:

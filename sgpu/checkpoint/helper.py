@@ -2,16 +2,20 @@
 
     python -m sgpu.checkpoint.helper --link FD              a trainer's own: serves it over an open socket
     python -m sgpu.checkpoint.helper --name NAME --first-rank 8 --ranks 8   an agent's: serves the trainers of a node
+                                     [--node 1 --nodes 4 --address 10.0.0.2 --peers FOLDER]   and knows other nodes
 
 A trainer's own ends with its trainer, an agent's when its standard input does; both finish first what is in hand.
 Messages (see wire.py), each answered once unless it says otherwise:
 
-    open      rank, url, generation        whether a former trainer's memory comes with the answer
+    open      rank, url, generation, peers whether a former trainer's memory comes with the answer; with peers, also
+                                           `node`, this one's number, or why it is `alone`
     memory                                 a segment comes with it; no answer
     save      job, mark, patience_seconds  when the checkpoint was whole (monotonic seconds), or the error
     patience  seconds                      for the save under way; no answer
     settle                                 nothing is being written from the memory any more
-    held                                   complete images of this node's ranks, with their memory
+    held                                   complete images that this node has, with their memory
+    fetch     folder, wanted               images from other nodes, with their memory: (rank, nodes that have it) each
+    release                                no answer: what was fetched is not needed any more
     end                                    no answer: the trainer goes, whoever else holds its socket
 """
 
@@ -19,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import pathlib
 import socket
 import sys
 import threading
@@ -26,8 +31,11 @@ from typing import Any
 
 from sgpu import settings
 from sgpu.checkpoint import wire
+from sgpu.checkpoint.copies import Copies
 from sgpu.checkpoint.desk import Desk, Shelf, Trainer, failure_to_json
+from sgpu.checkpoint.guests import Loan
 from sgpu.checkpoint.job import Layout, SaveJob
+from sgpu.checkpoint.peers import Node
 from sgpu.checkpoint.segment import Segment
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.contract import failpoint
@@ -43,9 +51,11 @@ ORPHAN_SECONDS = 10.0
 class Connection:
     """One trainer's side of the conversation, on a thread of its own; its saves run on another."""
 
-    def __init__(self, desk: Desk, link: socket.socket) -> None:
+    def __init__(self, desk: Desk, link: socket.socket, copies: Copies | None = None) -> None:
         self._desk = desk
         self._link = link
+        self._copies = copies
+        self._copying: Copies | None = None
         self._sending = threading.Lock()
         self._trainer: Trainer | None = None
         self._store: Store | None = None
@@ -61,6 +71,7 @@ class Connection:
             self._obey(message, descriptors)
         if self._trainer is not None:
             self._desk.leave(self._trainer, ORPHAN_SECONDS)
+        self._release()
         if self._work is not None:
             self._work.join()
         self._link.close()
@@ -86,9 +97,14 @@ class Connection:
         elif operation == "patience":
             self._trainer.patience_seconds = message["seconds"]
         elif operation == "held":
-            images = self._desk.images(self._store.url)
-            told = [{"job": job.to_json(), "written": [f.to_json() for f in written]} for _, job, written in images]
-            self._answer({"images": told}, [shelf.segment.descriptor for shelf, _, _ in images])
+            loans = self._desk.images(self._store.url)
+            if self._copying is not None:
+                loans += self._copying.guests(self._store.url)
+            self._lend(loans)
+        elif operation == "fetch":
+            self._fetch(message)
+        elif operation == "release":
+            self._release()
         elif operation == "settle":
             self._desk.wait_until(lambda: self._shelf is None or not self._shelf.running)
             self._answer({})
@@ -106,7 +122,40 @@ class Connection:
             return
         self._desk.arrive(self._trainer)
         self._shelf = self._desk.take((self._store.url, self._trainer.rank), self._trainer)
-        self._answer({}, [] if self._shelf is None else [self._shelf.segment.descriptor])
+        told = self._open_copies(self._trainer.generation) if message["peers"] else {}
+        self._answer(told, [] if self._shelf is None else [self._shelf.segment.descriptor])
+
+    def _open_copies(self, generation: int) -> dict[str, Any]:
+        if self._copies is None:
+            return {"alone": "this process does not know other nodes"}
+        alone = self._copies.open(generation)
+        if alone is None:
+            self._copying = self._copies
+        return {"alone": alone, "node": self._copies.node.number}
+
+    def _lend(self, loans: list[Loan]) -> None:
+        told = [{"job": loan.job.to_json(), "written": [f.to_json() for f in loan.written]} for loan in loans]
+        self._answer({"images": told}, [loan.segment.descriptor for loan in loans])
+        for loan in loans:
+            loan.segment.close()
+
+    def _fetch(self, message: dict[str, Any]) -> None:
+        assert self._store is not None  # "open" comes first
+        loans: list[Loan] = []
+        try:
+            for rank, nodes in message["wanted"]:
+                assert self._copying is not None  # who has no peers was told so
+                loans.append(self._copying.peers.fetch((self._store.url, message["folder"], rank), nodes))
+        except CheckpointError as error:
+            for loan in loans:
+                loan.segment.close()
+            self._answer({"error": str(error)})
+            return
+        self._lend(loans)
+
+    def _release(self) -> None:
+        if self._copying is not None and self._store is not None:
+            self._copying.peers.release(self._store.url)
 
     def _save(self, message: dict[str, Any], trainer: Trainer, store: Store) -> None:
         _arm(message["failpoints"])
@@ -114,15 +163,23 @@ class Connection:
             job = SaveJob.from_json(message["job"], self._layout)
             self._layout = job.layout
             assert self._shelf is not None  # "memory" comes before the first save
+            if self._copying is not None:
+                self._copying.offer(self._desk, self._shelf, store.url, job, message["mark"])
             finished = self._desk.run(self._shelf, store, job, message["mark"], trainer)
             if not trainer.alive and job.rank == 0:
                 _tell_committed(job, store, finished)
-            self._answer({"finished": finished})
+            self._answer({"finished": finished, **self._failures(job.rank)})
         except CheckpointSaveError as error:
             self._answer(failure_to_json(error))
         except BaseException as error:  # noqa: BLE001 - this thread's end: the trainer waits for word of it
             self._answer({"error": f"{type(error).__name__}: {error}", "facts": {"rank": trainer.rank}})
             sys.excepthook(*sys.exc_info())
+
+    def _failures(self, rank: int) -> dict[str, Any]:
+        if self._copying is None:
+            return {}
+        failures = self._copying.failures(rank)
+        return {"copies_failed": failures.count, "copy_error": failures.error}
 
 
 def _arm(failpoints: str) -> None:
@@ -147,19 +204,20 @@ def _serve_one(descriptor: int) -> None:
     Connection(Desk(None), socket.socket(fileno=descriptor)).serve()
 
 
-def _serve_node(name: str, ranks: range) -> None:
+def _serve_node(name: str, ranks: range, node: Node | None) -> None:
     desk = Desk(frozenset(ranks))
+    copies = Copies(node, desk, len(ranks)) if node is not None else None
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(wire.address(name))
         listener.listen(1024)
-        threading.Thread(target=_accept, args=(listener, desk), daemon=True).start()
+        threading.Thread(target=_accept, args=(listener, desk, copies), daemon=True).start()
         print("ready", flush=True)
         sys.stdin.read()  # ends when the agent closes it, or ends itself
     desk.wait_until(desk.idle, 2 * ORPHAN_SECONDS)
     os._exit(0)  # trainers that are still connected are not waited for
 
 
-def _accept(listener: socket.socket, desk: Desk) -> None:
+def _accept(listener: socket.socket, desk: Desk, copies: Copies | None) -> None:
     while True:
         try:
             link, _ = listener.accept()
@@ -170,7 +228,7 @@ def _accept(listener: socket.socket, desk: Desk) -> None:
         except CheckpointError:
             link.close()
             continue
-        threading.Thread(target=Connection(desk, link).serve, daemon=True).start()
+        threading.Thread(target=Connection(desk, link, copies).serve, daemon=True).start()
 
 
 def main() -> None:
@@ -179,12 +237,19 @@ def main() -> None:
     parser.add_argument("--name")
     parser.add_argument("--first-rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
+    parser.add_argument("--node", type=int, default=0)
+    parser.add_argument("--nodes", type=int, default=1)
+    parser.add_argument("--address", default="127.0.0.1")
+    parser.add_argument("--peers", type=pathlib.Path, help="private folder of the run, the same on all nodes")
     asked = parser.parse_args()
     os.nice(NICENESS)
     if asked.link is not None:
         _serve_one(asked.link)
     else:
-        _serve_node(asked.name, range(asked.first_rank, asked.first_rank + asked.ranks))
+        node = None
+        if asked.peers is not None:
+            node = Node(number=asked.node, count=asked.nodes, address=asked.address, folder=asked.peers)
+        _serve_node(asked.name, range(asked.first_rank, asked.first_rank + asked.ranks), node)
 
 
 if __name__ == "__main__":

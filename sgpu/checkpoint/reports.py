@@ -27,7 +27,8 @@ class Restored:
             `Checkpointer.restored_per_rank(rank)` reads that of any former rank.
         metadata: what was given to `save`.
         skipped: newer checkpoints that are damaged.
-        source: "volume", or "memory" where all ranks' helper processes still held it.
+        source: "volume"; "memory" where this node's helper process still held it; "peer memory" where shares came from
+            the memory of other nodes.
     """
 
     step: int
@@ -37,7 +38,7 @@ class Restored:
     per_rank_restored: bool
     metadata: dict[str, Any] = field(default_factory=dict)
     skipped: tuple[Skipped, ...] = ()
-    source: Literal["volume", "memory"] = "volume"
+    source: Literal["volume", "memory", "peer memory"] = "volume"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +50,9 @@ class SaveReport:
         save_seconds: from the call until it was durable on all ranks, or failed.
         size_bytes: that this rank wrote.
         error: None, or why there is no checkpoint of this step.
+        not_copied: copies of this rank's share to a neighbour's memory (`peer_memory`) that are known to have been
+            given up since the report before; training and the checkpoint itself are not concerned.
+        copy_error: why, of the last one; or why nothing can be copied at all.
     """
 
     step: int
@@ -57,3 +61,5 @@ class SaveReport:
     save_seconds: float
     size_bytes: int
     error: str | None = None
+    not_copied: int = 0
+    copy_error: str | None = None

@@ -60,11 +60,11 @@ def sums_of(memory: memoryview, files: Sequence[FileJob]) -> list[WrittenFile]:
     for file in files:
         sums = SpanChecksums(file.spans)
         sums.see(memory[file.start : file.start + file.size_bytes])
-        found.append(_written(file, sums))
+        found.append(written_of(file, sums))
     return found
 
 
-def _written(file: FileJob, sums: SpanChecksums) -> WrittenFile:
+def written_of(file: FileJob, sums: SpanChecksums) -> WrittenFile:
     return WrittenFile(name=file.name, size_bytes=file.size_bytes, crc32c=sums.whole(), spans=tuple(sums.spans()))
 
 
@@ -81,7 +81,7 @@ def _write_file(store: Store, memory: memoryview, folder: str, rank: int, file: 
             file=file.name,
             rank=rank,
         )
-    return _written(file, sums)
+    return written_of(file, sums)
 
 
 def _with_failpoint(see: Callable[[memoryview], None], size_bytes: int, rank: int) -> Callable[[memoryview], None]:

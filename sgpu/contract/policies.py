@@ -44,6 +44,8 @@ class CheckpointPolicy:
         keep_every: besides, each step divisible by this stays.
         keep_best: besides, the best by a metric: `{"metric": "loss", "mode": "min", "count": 2}`.
         overhead_budget: the share of wall time that automatic checkpoints may cost.
+        peer_memory: whether each node's share is also copied into the memory of a neighbour node, in the background, so
+            that a lost node is restored without the volume. Needs several nodes, and memory for a second share.
         on_error: "raise" stops training when a save failed; "warn" counts and tells it, and goes on.
     """
 
@@ -55,6 +57,7 @@ class CheckpointPolicy:
     keep_best: dict[str, Any] | None = None
     overhead_budget: float = 0.01
     on_error: Literal["raise", "warn"] = "raise"
+    peer_memory: bool = False
 
     def __post_init__(self) -> None:
         _require(
@@ -85,6 +88,7 @@ class CheckpointPolicy:
             "a share between 0 and 1",
             self.overhead_budget,
         )
+        _require(isinstance(self.peer_memory, bool), "peer_memory", "True or False", self.peer_memory)
         _require(self.on_error in ("raise", "warn"), "on_error", '"raise" or "warn"', self.on_error)
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import threading
 from types import TracebackType
 from typing import Literal
 
-Fault = Literal["reset", "unavailable", "cut", "hold"]
+Fault = Literal["reset", "unavailable", "cut", "flip", "hold"]
 _BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _RESET = struct.pack("ii", 1, 0)
 
@@ -18,7 +18,8 @@ class FaultyProxy:
     """Passes connections on to a server; the next ones that `fail` names get a fault instead.
 
     "reset": closed with RST at once. "unavailable": answered with HTTP 503. "cut": reset after `after_bytes` of the
-    request were passed on. "hold": nothing passes until `release()`.
+    request were passed on. "flip": one bit of the byte after so many is changed. "hold": nothing passes until
+    `release()`.
 
     Attributes:
         port: where it listens on 127.0.0.1.
@@ -97,20 +98,22 @@ class FaultyProxy:
             with socket.create_connection(self._target) as server:
                 with self._lock:
                     self._open |= {link, server}
-                back = threading.Thread(target=self._pass, args=(server, link, None), daemon=True)
+                back = threading.Thread(target=self._pass, args=(server, link), daemon=True)
                 back.start()
-                self._pass(link, server, self._after_bytes if fault == "cut" else None)
+                self._pass(link, server, fault)
                 back.join()
                 with self._lock:
                     self._open -= {link, server}
 
-    def _pass(self, source: socket.socket, target: socket.socket, at_most: int | None) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, fault: Fault | None = None) -> None:
         passed = 0
         with contextlib.suppress(OSError):
-            while content := source.recv(65536):
+            while content := bytearray(source.recv(65536)):
+                if fault == "flip" and passed <= self._after_bytes < passed + len(content):
+                    content[self._after_bytes - passed] ^= 1
                 target.sendall(content)
                 passed += len(content)
-                if at_most is not None and passed >= at_most:
+                if fault == "cut" and passed >= self._after_bytes:
                     source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     source.shutdown(socket.SHUT_RDWR)
                     break

@@ -35,6 +35,8 @@ _LEVELS: dict[str, Level] = {
     "checkpoint_started": "detail",
     "checkpoint_committed": "good",
     "checkpoint_failed": "error",
+    "checkpoint_copied": "detail",
+    "checkpoint_not_copied": "warning",
     "checkpoint_removed": "detail",
     "failure": "error",
     "restarting": "warning",
@@ -68,7 +70,7 @@ def _first_step(record: Record) -> str:
 
 
 def _restored(record: Record) -> str:
-    where = " from memory" if record.get("source") == "memory" else ""
+    where = {"memory": " from memory", "peer memory": " from other nodes' memory"}.get(plain(record.get("source")), "")
     again = whole(record.get("again_steps"))
     rest = f"; {plural(again, 'step')} to do again" if again else ""
     return f"restored step {count(record.get('step'))} in {seconds(record.get('seconds'))}{where}{rest}"
@@ -81,6 +83,15 @@ def _checkpoint_committed(record: Record) -> str:
 
 def _checkpoint_failed(record: Record) -> str:
     return f"checkpoint of step {count(record.get('step'))} failed: {plain(record.get('message')) or 'no reason given'}"
+
+
+def _checkpoint_not_copied(record: Record) -> str:
+    why = plain(record.get("message")) or "no reason given"
+    return f"{_share(record)} is not in the memory of node {count(record.get('node'))}: {why}"
+
+
+def _share(record: Record) -> str:
+    return f"rank {count(record.get('rank'))}'s share of the checkpoint of step {count(record.get('step'))}"
 
 
 def failure_words(*, rank: Any, step: Any, cause: Any, message: Any) -> str:
@@ -155,6 +166,8 @@ _TELL: dict[str, Callable[[Record], str]] = {
     "checkpoint_started": lambda record: f"checkpoint of step {count(record.get('step'))} begun",
     "checkpoint_committed": _checkpoint_committed,
     "checkpoint_failed": _checkpoint_failed,
+    "checkpoint_copied": lambda record: f"{_share(record)} is in the memory of node {count(record.get('node'))} too",
+    "checkpoint_not_copied": _checkpoint_not_copied,
     "checkpoint_removed": lambda record: f"checkpoint of step {count(record.get('step'))} removed",
     "failure": _failure,
     "restarting": _restarting,

@@ -17,6 +17,7 @@ _BAD_CHECKPOINTS: list[tuple[str, Any]] = [
     ("every_seconds", True), ("every_seconds", "60"), ("keep_last", 0), ("keep_last", None), ("keep_last", 1.0),
     ("keep_every", 0), ("keep_every", False), ("overhead_budget", 0), ("overhead_budget", 1), ("overhead_budget", 2.0),
     ("overhead_budget", math.nan), ("overhead_budget", None), ("on_error", "ignore"), ("on_error", None),
+    ("peer_memory", 1), ("peer_memory", None),
     ("root", ""), ("root", 5), ("keep_best", "loss"), ("keep_best", {"mode": "min"}),
     ("keep_best", {"metric": "loss", "mode": "least"}), ("keep_best", {"metric": "loss", "count": 0}),
     ("keep_best", {"metric": "loss", "modus": "min"}),
@@ -53,6 +54,7 @@ def test_good_values_survive_json() -> None:
     checkpoints = CheckpointPolicy(
         root="s3://b/c", every_steps=10, every_seconds=1.5, keep_last=1, keep_every=100,
         keep_best={"metric": "loss", "mode": "min", "count": 2}, overhead_budget=0.5, on_error="warn",
+        peer_memory=True,
     )  # fmt: skip
     assert CheckpointPolicy(**json.loads(json.dumps(checkpoints.to_dict()))) == checkpoints
     restarts = RestartPolicy(max_restarts=0, backoff_seconds=0, hang_seconds=1, in_process=False, min_gpus=1)

@@ -1,0 +1,385 @@
+"""Helpers of two nodes, driven alone: what is copied arrives whole, or not at all, and only from who belongs here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sgpu.checkpoint import peer_wire
+from sgpu.checkpoint.guests import Guests, Loan, look_at
+from sgpu.checkpoint.job import Layout, Row, SaveJob
+from sgpu.checkpoint.peer_wire import PeerError
+from sgpu.checkpoint.peers import Node, Peers, connect
+from sgpu.checkpoint.replica import Copied, Copier, Failures, Offer
+from sgpu.checkpoint.segment import Segment
+from sgpu.checkpoint.survey import Inventory, Seen, plan
+from sgpu.checkpoint.write import sums_of
+from sgpu.contract import failpoint
+from sgpu.testing.proxy import FaultyProxy
+
+PLENTY = 2**40
+SIZE = 3_000_000
+SECONDS = 30
+
+
+def job(rank: int = 0, *, folder: str = "step-00000001", generation: int = 0, size: int = SIZE) -> SaveJob:
+    half = size // 2
+    rows = tuple(
+        Row(
+            names=(f"w{i}",), dtype="uint8", shape=(bytes_,), offsets=(0,), sizes=(bytes_,), head_bytes=0,
+            data_bytes=bytes_, size_bytes=bytes_,
+        ) for i, bytes_ in enumerate((half, size - half))
+    )  # fmt: skip
+    layout = Layout(id="1", view="1", rows=rows)
+    return SaveJob(
+        folder=folder, step=1, attempt=0, generation=generation, rank=rank, world_size=2, layout=layout, objects={},
+        own_objects=(("box.skeleton", 100),), rank_bytes=50,
+    )  # fmt: skip
+
+
+def staged(a_job: SaveJob, fill: int, mark: int = 7) -> Segment:
+    segment = Segment()
+    segment.reserve(a_job.size_bytes)
+    segment.write(0, bytes([fill, fill + 1, fill + 2]) * (a_job.size_bytes // 3 + 1))
+    segment.mark = mark
+    return segment
+
+
+class Side:
+    """A node's part of the second tier, in this process."""
+
+    def __init__(self, number: int, folder: pathlib.Path, *, count: int = 2, most: int = 1) -> None:
+        self.own: list[Loan] = []
+        self.node = Node(number=number, count=count, address=f"127.0.0.{number + 2}", folder=folder)
+        self.guests = Guests(most, lambda: PLENTY)
+        self.peers = Peers(self.node, self.guests, self._loans)
+
+    def _loans(self, url: str) -> list[Loan]:
+        return [Loan(job=loan.job, written=loan.written, segment=look_at(loan.segment)) for loan in self.own]
+
+
+class Copies:
+    """A copier of one node, and how its copies ended."""
+
+    def __init__(self, side: Side, *, bytes_per_second: float = 1e12) -> None:
+        assert side.node.neighbour is not None
+        to = side.node.neighbour
+        self.ended: list[Copied] = []
+        self._news = threading.Condition()
+        self.copier = Copier(lambda: connect(side.node, to), bytes_per_second=bytes_per_second, tell=self._tell)
+
+    def _tell(self, copied: Copied) -> None:
+        with self._news:
+            self.ended.append(copied)
+            self._news.notify_all()
+
+    def __call__(self, a_job: SaveJob, segment: Segment, mark: int = 7) -> str | None:
+        """Copies, and waits; the error, if there was one."""
+        before = len(self.ended)
+        self.offer(a_job, segment, mark)
+        assert self.wait(before + 1)
+        return self.ended[-1].error
+
+    def offer(self, a_job: SaveJob, segment: Segment, mark: int = 7) -> None:
+        self.copier.offer(
+            Offer(
+                url="file:///root", job=a_job, segment=segment, mark=mark,
+                sums=lambda: sums_of(segment.view(), a_job.files),
+            )
+        )  # fmt: skip
+
+    def wait(self, count: int) -> bool:
+        with self._news:
+            return self._news.wait_for(lambda: len(self.ended) >= count, SECONDS)
+
+
+@pytest.fixture
+def sides(tmp_path: pathlib.Path) -> Iterator[list[Side]]:
+    yield from _open(tmp_path, 2)
+
+
+@pytest.fixture
+def three(tmp_path: pathlib.Path) -> Iterator[list[Side]]:
+    yield from _open(tmp_path, 3)
+
+
+def _open(tmp_path: pathlib.Path, count: int) -> Iterator[list[Side]]:
+    found = [Side(number, tmp_path / "peers", count=count) for number in range(count)]
+    for side in found:
+        side.peers.open()
+        side.peers.open()
+    yield found
+    for side in found:
+        side.peers.close()
+
+
+@pytest.fixture
+def arm(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], pathlib.Path]]:
+    def do(text: str) -> pathlib.Path:
+        monkeypatch.setenv("SGPU_FAILPOINT", text)
+        monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(tmp_path / "fired.log"))
+        failpoint.reset()
+        return tmp_path / "fired.log"
+
+    yield do
+    monkeypatch.undo()
+    failpoint.reset()
+
+
+def held(side: Side) -> list[tuple[str, int, bytes]]:
+    """Folder, rank and bytes of what is kept for the node before."""
+    found = []
+    for loan in side.guests.lend("file:///root"):
+        assert loan.written == sums_of(loan.segment.view(), loan.job.files)
+        found.append((loan.job.folder, loan.job.rank, bytes(loan.segment.view()[:3])))
+        loan.segment.close()
+    return found
+
+
+def test_the_newest_complete_image_of_a_rank_is_kept(sides: list[Side]) -> None:
+    copies = Copies(sides[0])
+    for step, fill in ((1, 10), (2, 20), (3, 30)):
+        one = job(folder=f"step-0000000{step}")
+        assert copies(one, staged(one, fill)) is None
+        assert held(sides[1]) == [(f"step-0000000{step}", 0, bytes([fill, fill + 1, fill + 2]))]
+    assert copies.copier.failures(0).count == 0
+
+
+def test_an_image_is_fetched_once_by_all_who_ask(sides: list[Side]) -> None:
+    one = job()
+    sides[1].own.append(Loan(job=one, written=[], segment=staged(one, 5)))
+    wrong = ("file:///root", "step-00000009", 0)
+    with pytest.raises(PeerError, match=r"rank 0 of step-00000009 could not be fetched: node 1: it holds no complete"):
+        sides[0].peers.fetch(wrong, [1])
+    sides[1].own[0] = Loan(job=one, written=sums_of(sides[1].own[0].segment.view(), one.files), segment=staged(one, 5))
+    key = ("file:///root", "step-00000001", 0)
+    first, second = sides[0].peers.fetch(key, [1]), sides[0].peers.fetch(key, [1])
+    assert bytes(first.segment.view()[: one.size_bytes]) == bytes(sides[1].own[0].segment.view()[: one.size_bytes])
+    assert _memory(first.segment) == _memory(second.segment)
+    sides[0].peers.release("file:///root")
+    assert _memory(sides[0].peers.fetch(key, [0, 1]).segment) != _memory(first.segment)
+
+
+def _memory(segment: Segment) -> tuple[int, int]:
+    found = os.fstat(segment.descriptor)
+    return found.st_dev, found.st_ino
+
+
+def test_memory_changed_before_it_is_fetched_is_not_taken(sides: list[Side]) -> None:
+    one = job()
+    segment = staged(one, 5)
+    sides[1].own.append(Loan(job=one, written=sums_of(segment.view(), one.files), segment=segment))
+    segment.write(2_000_000, b"\0")
+    with pytest.raises(PeerError, match=r"__0_0.distcp, bytes 1500000 to 3000000: what came in is not what was sent"):
+        sides[0].peers.fetch(("file:///root", "step-00000001", 0), [1])
+
+
+def test_a_flipped_bit_on_the_wire_is_told_and_not_kept(sides: list[Side]) -> None:
+    one = job()
+    path = sides[0].node.endpoint(1)
+    where = json.loads(path.read_text())
+    copies = Copies(sides[0])
+    with FaultyProxy(where["address"], where["port"]) as proxy:
+        path.write_text(json.dumps({**where, "address": "127.0.0.1", "port": proxy.port}))
+        proxy.fail("flip", after_bytes=1_000_000)
+        error = copies(one, staged(one, 40))
+        assert proxy.fired == 1
+        assert error == (
+            "the neighbour refused: __0_0.distcp, bytes 0 to 1500000: what came in is not what was sent"
+        )  # fmt: skip
+        assert held(sides[1]) == []
+        assert copies(one, staged(one, 50)) is None
+    assert held(sides[1]) == [("step-00000001", 0, bytes([50, 51, 52]))]
+    assert copies.copier.failures(0) == Failures(count=1, error=error)
+    assert copies.copier.failures(0).count == 0
+
+
+@pytest.mark.parametrize("place", ["checkpoint.copy_half", "checkpoint.copy_arrived"])
+def test_half_a_copy_is_never_taken(place: str, sides: list[Side], arm: Any) -> None:
+    old, new = job(folder="step-00000001"), job(folder="step-00000002")
+    copies = Copies(sides[0])
+    assert copies(old, staged(old, 10)) is None
+    fired = arm(f"{place}=errno:ECONNRESET")
+    assert "failpoint" in str(copies(new, staged(new, 20)))
+    assert place in fired.read_text()
+    assert held(sides[1]) == [("step-00000001", 0, bytes([10, 11, 12]))]
+
+
+def test_the_next_save_overtakes_a_slow_copy(sides: list[Side]) -> None:
+    copies = Copies(sides[0], bytes_per_second=SIZE)
+    first, second = job(folder="step-00000001"), job(folder="step-00000002")
+    segment = staged(first, 10, mark=1)
+    copies.offer(first, segment, mark=1)
+    segment.mark = 2  # as the next save does
+    segment.write(0, b"new")
+    copies.offer(second, segment, mark=2)
+    assert copies.wait(2)
+    assert [copied.job.step and copied.error is None for copied in copies.ended] == [False, True]
+    assert copies.copier.failures(0).count == 1
+    assert held(sides[1]) == [("step-00000002", 0, b"new")]
+
+
+def test_a_stale_generation_is_refused(sides: list[Side]) -> None:
+    copies, new = Copies(sides[0]), job(generation=2)
+    assert copies(new, staged(new, 20)) is None
+    old = job(generation=1, folder="step-00000009")
+    assert copies(old, staged(old, 10)) == (
+        "the neighbour refused: stale generation 1: this run is at generation 2"
+    )  # fmt: skip
+    sides[1].guests.note_generation(3)  # a trainer of the next one came
+    assert "stale generation 2" in str(copies(new, staged(new, 10)))
+    assert held(sides[1]) == [("step-00000001", 0, bytes([20, 21, 22]))]
+
+
+def test_a_wrong_token_is_refused(sides: list[Side]) -> None:
+    path, one = sides[0].node.endpoint(1), job()
+    where = json.loads(path.read_text())
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    path.write_text(json.dumps({**where, "token": peer_wire.new_token()}))
+    copies = Copies(sides[0])
+    assert copies(one, staged(one, 10)) == "node 1 refused: wrong token, or no node of this run"
+    path.write_text(json.dumps(where))
+    assert copies(one, staged(one, 10)) is None
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", b"sgpc" + b"\xff" * 8, b"sgpc\x02\0\0\0\x02\0\0\0{}",
+             b"sgpc\x01\0\0\0\x00\x00\x00\xff", b"sgpc\x01\0\0\0\x02\0\0\0[]", b"sgpc\x01\0\0\0\x01\0\0\0{",
+             b'sgpc\x01\0\0\0\x0a\0\0\0{"node":0}', b""],
+    ids=["http", "noise", "version", "too long", "no object", "no JSON", "no proof", "nothing"],
+)  # fmt: skip
+def test_strangers_are_sent_away(said: bytes, sides: list[Side]) -> None:
+    where, one = json.loads(sides[0].node.endpoint(1).read_text()), job()
+    answer = b""
+    with (
+        socket.create_connection((where["address"], where["port"]), 10) as stranger,
+        contextlib.suppress(OSError),  # sent away
+    ):
+        stranger.sendall(said)
+        stranger.shutdown(socket.SHUT_WR)
+        while part := stranger.recv(65536):
+            answer += part
+    assert b'"proof"' not in answer
+    assert Copies(sides[0])(one, staged(one, 10)) is None
+
+
+def test_it_listens_on_its_own_address_only(sides: list[Side]) -> None:
+    where = json.loads(sides[0].node.endpoint(1).read_text())
+    assert where["address"] == "127.0.0.3"
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", where["port"]), 10)
+
+
+def test_only_the_node_before_brings_images(three: list[Side]) -> None:
+    one = job()
+    link = connect(three[2].node, 1)
+    answer = link.ask({"op": "put", "url": "file:///root", "job": one.to_json(), "bytes": one.size_bytes})
+    assert answer == {"refused": "node 1 keeps images of node 0, not of node 2"}
+    link.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "refusal"),
+    [
+        ({"bytes": 5}, "does not fit its own description"), ({"job": {}}, "layout"), ({"op": "del"}, "unknown request"),
+        ({"job": None}, "NoneType"),
+    ],
+)  # fmt: skip
+def test_a_request_that_makes_no_sense_is_refused(change: dict[str, Any], refusal: str, sides: list[Side]) -> None:
+    one = job()
+    link = connect(sides[0].node, 1)
+    message = {"op": "put", "url": "file:///root", "job": one.to_json(), "bytes": one.size_bytes}
+    assert refusal in link.ask({**message, **change})["refused"]
+    link.close()
+
+
+def test_memory_is_bounded() -> None:
+    guests = Guests(1, lambda: 4 * SIZE)
+    kept: list[tuple[int, int]] = []
+    for step in range(4):
+        incoming = guests.admit(job(folder=f"step-0000000{step}"))
+        kept.append(_memory(incoming.segment))
+        with pytest.raises(PeerError, match=r"expected those of \['__0_0.distcp', 'rank-0.pt'\]"):
+            _filled(incoming).check([])
+        guests.keep("u", incoming, [])
+    assert len(set(kept)) == 2  # one that is kept, and one that the next comes into
+    with pytest.raises(PeerError, match=r"images of 1 ranks are kept here already \(\[0\]\)"):
+        guests.admit(job(rank=1))
+    guests = Guests(1, lambda: SIZE)
+    with pytest.raises(PeerError, match=r"no room: 3000150 more bytes are needed, 3000000 are free"):
+        guests.admit(job())
+
+
+def test_memory_that_was_lent_is_not_written_again() -> None:
+    guests = Guests(1, lambda: PLENTY)
+    guests.keep("u", _filled(guests.admit(job())), [])
+    (lent,) = guests.lend("u")
+    for _ in range(3):
+        guests.keep("u", _filled(guests.admit(job())), [])
+        assert _memory(guests.admit(job()).segment) != _memory(lent.segment)
+    assert bytes(lent.segment.view()[:1]) == b"\1"
+
+
+def _filled(incoming: Any) -> Any:
+    def receive(target: memoryview) -> int:
+        target[:] = b"\1" * target.nbytes
+        return target.nbytes
+
+    while incoming.left:
+        incoming.fill(receive, 1_000_000)
+    return incoming
+
+
+A, B = "step-00000010", "step-00000020"
+
+
+def has(node: int | None, *images: tuple[str, int], world: int = 2) -> Inventory:
+    return Inventory(node=node, images=tuple(Seen(folder=f, rank=rank, world_size=world) for f, rank in images))
+
+
+@pytest.mark.parametrize(
+    ("inventories", "folder", "lacking"),
+    [
+        ([has(None, (B, 0), (B, 1)), has(None, (B, 0), (B, 1))], B, [{}, {}]),
+        ([has(None, (B, 0), (B, 1)), has(None, (B, 1))], None, []),
+        ([has(0, (B, 0)), has(1, (B, 1))], B, [{1: [1]}, {0: [0]}]),
+        ([has(0), has(1, (B, 1), (B, 0))], B, [{0: [1], 1: [1]}, {}]),
+        ([has(0), has(1, (B, 1), (A, 0))], None, []),
+        ([has(0, (A, 1)), has(1, (B, 1), (A, 0))], A, [{0: [1]}, {1: [0]}]),
+        ([has(0, (A, 0), (B, 1)), has(1, (B, 1), (B, 0))], B, [{0: [1]}, {}]),
+        ([has(0, (B, 0)), has(None, (B, 1))], None, []),
+        ([has(0, (B, 0), world=4), has(1, (B, 1), world=4)], None, []),
+        ([has(0), has(1)], None, []),
+    ],
+    ids=["one node", "one rank lacks", "each its own", "a lost node", "not the same step", "an older one",
+         "a newer one", "a node that cannot be asked", "another world", "nothing"],
+)  # fmt: skip
+def test_what_can_be_restored(inventories: list[Inventory], folder: str | None, lacking: list[dict[int, Any]]) -> None:
+    found = [plan(inventories, rank) for rank in range(2)]
+    assert [one and one.folder for one in found] == [folder, folder]
+    assert [one.lacking for one in found if one is not None] == lacking
+    for rank, one in enumerate(found):
+        if one is not None:
+            across = inventories[0].node != inventories[1].node
+            assert (one.locals, one.across) == ([rank] if across else [0, 1], across)
+
+
+def test_a_neighbour_that_is_not_there(tmp_path: pathlib.Path) -> None:
+    alone, one = Side(0, tmp_path / "peers"), job()
+    copies = Copies(alone)
+    assert "the checkpoint helper of node 1 has not come" in str(copies(one, staged(one, 1)))
+    alone.node.folder.mkdir()
+    with socket.create_server(("127.0.0.3", 0)) as closed:
+        port = closed.getsockname()[1]
+    alone.node.endpoint(1).write_text(json.dumps({"address": "127.0.0.3", "port": port, "token": "t"}))
+    assert f"the checkpoint helper of node 1 does not answer at 127.0.0.3:{port}" in str(copies(one, staged(one, 1)))
+    assert copies.copier.failures(0).count == 2
