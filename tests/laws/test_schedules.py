@@ -17,7 +17,8 @@ from sgpu.contract.errors import PositionError
 from sgpu.data.dataset import shared_numbers
 from sgpu.data.order import order
 from sgpu.data.position import Plan
-from sgpu.data.streams import Batching, Field, PlannedStream, itself, planned
+from sgpu.data.sizes import Batching
+from sgpu.data.streams import Field, PlannedStream, itself, planned
 
 
 @dataclass(frozen=True, kw_only=True)
