@@ -148,6 +148,7 @@ class Checkpointer:
         """
         self.wait()
         restorer = Restorer(self._store, self._parts, self._per_rank, self._ranks)
+        self._stager.forget()  # what is read for several ranks lies in its segment for a while
         restored = restorer.restore(self._writer)
         if restored is not None:
             self._restored_from = restored.path.rpartition("/")[2]

@@ -1,63 +1,86 @@
-"""A checkpoint as the ranks' helper processes hold it in memory: what all of them have of one step, complete."""
+"""A checkpoint as the ranks' helper processes hold it in memory: what they have of one step, complete."""
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Literal
 
 from sgpu.checkpoint import commit
+from sgpu.checkpoint import survey as survey_module
 from sgpu.checkpoint.choose import Opened
 from sgpu.checkpoint.commit import Told
 from sgpu.checkpoint.ranks import Ranks
-from sgpu.checkpoint.reading import InMemory
+from sgpu.checkpoint.sources import Region
 from sgpu.checkpoint.storage import Store
+from sgpu.checkpoint.survey import Inventory, Plan
 from sgpu.checkpoint.writers import Image, Writer
-from sgpu.contract.errors import CheckpointSaveError
+from sgpu.contract.errors import CheckpointError
 
-Found = tuple[Opened, dict[str, InMemory]]
+log = logging.getLogger("sgpu.checkpoint")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Held:
-    """What one rank tells the others: the folder that its node holds, if it is all there."""
+class Held:
+    """A checkpoint that all ranks can restore from memory, and what of it lies on this node already."""
 
-    folder: str | None
+    plan: Plan
+    images: list[Image]
 
 
-def common_image(store: Store, writer: Writer, ranks: Ranks, stack: ExitStack) -> Found | None:
-    """The image that every rank can restore from; None where that is not so. All ranks get the same answer.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """All of it, on this node."""
 
-    Every rank needs the shares of all ranks, so all of them must be on its node.
+    opened: Opened
+    regions: list[Region]
+    source: Literal["memory", "peer memory"]
+
+
+def survey(writer: Writer, ranks: Ranks, stack: ExitStack) -> Held | None:
+    """The newest checkpoint of which every rank has the images of all ranks, or can fetch them; None where there is
+    none. All ranks get the same answer.
     """
     images = writer.held()
     for image in images:
         stack.callback(image.segment.close)
-    found = _whole(store, images, ranks)
-    held = ranks.gather(_Held(folder=found[0].folder if found is not None else None))
-    if found is None or any(other.folder != held[0].folder for other in held):
-        return None
-    return found
+    inventories = ranks.gather(Inventory.of(writer.node, [image.job for image in images]))
+    found = survey_module.plan(inventories, ranks.rank)
+    return Held(plan=found, images=images) if found is not None else None
 
 
-def _whole(store: Store, images: list[Image], ranks: Ranks) -> Found | None:
-    own = [image for image in images if image.job.rank == ranks.rank]
-    if not own:
-        return None
-    job = own[0].job
-    same = {image.job.rank: image for image in images if image.job.folder == job.folder}
-    if job.world_size != ranks.world_size or set(same) != set(range(ranks.world_size)):
-        return None
-    where = f"{store.url}/{job.folder} (in memory)"
-    told = [Told.of(same[rank].job, same[rank].written) for rank in sorted(same)]
+def bring(store: Store, held: Held, writer: Writer, ranks: Ranks, stack: ExitStack) -> Found | None:
+    """Fetches what is lacking; None, on all ranks, where some rank could not, or it could not be committed either."""
+    found: Found | None = None
+    images = {image.job.rank: image for image in held.images if image.job.folder == held.plan.folder}
     try:
-        commit.check_alike(told, where)
-        index, entries = commit.assemble(told, where)
-    except CheckpointSaveError:
-        return None  # it could not be committed either
-    files = {
-        file.name: InMemory(memory=image.segment.view(), start=file.start, size_bytes=file.size_bytes)
-        for image in same.values()
+        if held.plan.lacking:
+            stack.callback(writer.release)
+            for image in writer.fetch(held.plan.folder, held.plan.lacking):
+                stack.callback(image.segment.close)
+                images[image.job.rank] = image
+        found = _whole(store, images, held.plan)
+    except CheckpointError as error:
+        log.warning("%s is not restored from memory: %s", held.plan.folder, error)
+    return found if all(ranks.gather(found is not None)) else None
+
+
+def _whole(store: Store, same: dict[int, Image], plan: Plan) -> Found:
+    where = f"{store.url}/{plan.folder} (in memory)"
+    told = [Told.of(same[rank].job, same[rank].written) for rank in sorted(same)]
+    commit.check_alike(told, where)
+    index, entries = commit.assemble(told, where)
+    regions = [
+        Region(
+            file=file.name, offset=0, memory=image.segment.view()[file.start : file.start + file.size_bytes],
+            owner=rank if rank in plan.locals else plan.locals[rank % len(plan.locals)],
+        )
+        for rank, image in same.items()
         for file in image.job.files
-    }
+    ]  # fmt: skip
     manifest = commit.manifest_of(same[0].job, entries)
-    return Opened(folder=job.folder, path=where, index=index, manifest=manifest), files
+    return Found(
+        opened=Opened(folder=plan.folder, path=where, index=index, manifest=manifest), regions=regions,
+        source="peer memory" if plan.across else "memory",
+    )  # fmt: skip

@@ -52,6 +52,10 @@ class Ranks:
         dist.all_gather_object(told, value, group=self._group)
         return told
 
+    def subgroup(self, members: list[int]) -> Any:
+        """A gloo group of some ranks, made by all ranks together; a member's to destroy."""
+        return dist.new_group(members, backend="gloo")
+
     def close(self) -> None:
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import pathlib
 import pickle
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 import torch
@@ -18,24 +14,16 @@ from sgpu.checkpoint import checksum
 from sgpu.checkpoint.choose import Opened
 from sgpu.checkpoint.manifest import Item
 from sgpu.checkpoint.metadata_pickle import Box, Chunk, Place, TensorInfo
-from sgpu.checkpoint.storage import CHUNK_BYTES, Store
-from sgpu.contract.errors import CheckpointCorruptError, CheckpointMismatchError, UnsafeCheckpointError
+from sgpu.checkpoint.sources import Region, Sources
+from sgpu.checkpoint.storage import Store
+from sgpu.contract.errors import CheckpointMismatchError, UnsafeCheckpointError
 
 Key = tuple[str, Box | None]
 PIECE_BYTES = 256 * 1024  # stays in the cache between reading and checking
 
 
-@dataclass(frozen=True, kw_only=True)
-class InMemory:
-    """A file of a checkpoint that lies in somebody's staged memory, from `start` on."""
-
-    memory: memoryview
-    start: int
-    size_bytes: int
-
-
 class ItemReader:
-    """Opens the files of a checkpoint. A remote one is brought to a temporary folder first, a file once.
+    """Reads from the files of a checkpoint, or from memory that holds them.
 
     Whatever is loaded is checked on the way. `verify` what goes into live tensors before the first of them is loaded:
     then nothing is overwritten by a checkpoint that turns out to be damaged.
@@ -43,16 +31,14 @@ class ItemReader:
     Args:
         store: where the checkpoint is.
         opened: which.
-        in_memory: files that are taken from memory instead.
+        regions: what is taken from memory instead.
     """
 
-    def __init__(self, store: Store, opened: Opened, in_memory: Mapping[str, InMemory] | None = None) -> None:
+    def __init__(self, store: Store, opened: Opened, regions: Iterable[Region] = ()) -> None:
         self.opened = opened
-        self._store = store
-        self._in_memory = dict(in_memory or {})
-        self._prefix = f"{opened.folder}/" if opened.folder else ""
-        self._descriptors: dict[str, int] = {}
-        self._fetched: tempfile.TemporaryDirectory[str] | None = None
+        self.sources = Sources(store, opened)
+        self.sources.add(regions)
+        self._memory_is_checked = False
         self._items: dict[tuple[str, int], Item] = {}
         if opened.manifest is not None:
             for file, entry in opened.manifest.files.items():
@@ -64,12 +50,7 @@ class ItemReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-        self._descriptors.clear()
-        if self._fetched is not None:
-            self._fetched.cleanup()
-            self._fetched = None
+        self.sources.close()
 
     def verify(self, keys: Iterable[Key]) -> None:
         """Checks every byte of these items.
@@ -77,58 +58,65 @@ class ItemReader:
         Raises:
             CheckpointCorruptError: names the file and the item.
         """
+        chosen = set(keys)
+        self.fetch(chosen)
+        places = sorted(((key, self.place(key)) for key in chosen), key=lambda pair: (pair[1].file, pair[1].offset))
         buffer = memoryview(bytearray(PIECE_BYTES))
-        for key in sorted(set(keys), key=lambda key: self._order(key)):
-            place = self.place(key)
-            item = self._item(key, place)
-            if item is None:
-                continue  # a plain DCP folder: nothing to compare with
-            self._compare(item, self._sum(place.file, place.offset, place.size_bytes, key[0], buffer), place.file)
+        for key, place in places:
+            item = self.item(key)
+            if item is not None:  # of a plain DCP folder there is nothing to compare with
+                self.compare(item, self._sum(place.file, place.offset, place.size_bytes, key[0], buffer), place.file)
+
+    def fetch(self, keys: Iterable[Key]) -> None:
+        """From a remote store: brings items here, several at a time, before they are asked for one by one."""
+        places = map(self.place, keys)
+        self.sources.fetch((place.file, place.offset, place.size_bytes) for place in places)
+
+    def memory_is_checked(self) -> None:
+        """To be called when every region was checked by its owner: it is then not checked again."""
+        self._memory_is_checked = True
 
     def _sum(self, file: str, offset: int, size: int, name: str, buffer: memoryview, value: int = 0) -> int:
-        if file in self._in_memory:
-            return checksum.of(self._memory(file, offset, size, name), value)
+        memory = self.sources.view(file, offset, size)
+        if memory is not None:
+            return checksum.of(memory, value)
         for start in range(0, size, PIECE_BYTES):
             part = buffer[: min(PIECE_BYTES, size - start)]
-            self._read_into(file, offset + start, part, name)
+            self.sources.read_into(file, offset + start, part, name)
             value = checksum.of(part, value)
         return value
 
-    def _compare(self, item: Item, value: int, file: str) -> None:
+    def compare(self, item: Item, value: int, file: str) -> None:
+        """Raises CheckpointCorruptError unless this is the item's checksum."""
         if value != item.crc32c:
-            raise self._damaged(file, item.name, "its bytes are not those that were written")
+            raise self.sources.damaged(file, item.name, "its bytes are not those that were written")
 
     def verify_file(self, file: str) -> bytes:
         """A whole small file, checked."""
+        content = self.sources.whole(file)
         manifest = self.opened.manifest
-        if file in self._in_memory:
-            content = bytes(self._memory(file, 0, self._in_memory[file].size_bytes, file))
-        else:
-            content = self._store.read(self._prefix + file)
         if manifest is not None:
             entry = manifest.files.get(file)
             if entry is None:
-                raise self._damaged(file, file, "the manifest does not know it")
+                raise self.sources.damaged(file, file, "the manifest does not know it")
             if len(content) != entry.size_bytes or checksum.of(content) != entry.crc32c:
-                raise self._damaged(file, file, "its bytes are not those that were written")
+                raise self.sources.damaged(file, file, "its bytes are not those that were written")
         return content
 
     def read(self, key: Key) -> bytes:
         """The raw bytes of an item."""
         place = self.place(key)
         content = bytearray(place.size_bytes)
-        self._read_into(place.file, place.offset, memoryview(content), key[0])
+        self.sources.read_into(place.file, place.offset, memoryview(content), key[0])
         return bytes(content)
 
     def load(self, name: str, chunk: Chunk, start: Sequence[int], target: torch.Tensor) -> None:
         """Fills `target` with the part of a chunk that begins at `start` (relative to the chunk)."""
         key = (name, chunk.offsets)
-        place = self.place(key)
-        item = self._item(key, place)
+        place, item = self.place(key), self.item(key)
         whole = tuple(target.shape) == chunk.sizes
-        straight = item is not None and item.data_bytes > 0 and whole and target.device.type == "cpu"
-        if straight and target.is_contiguous() and self._dtype(name) == target.dtype:
-            assert item is not None  # for the type checker: part of `straight`
+        straight = whole and target.device.type == "cpu" and target.is_contiguous()
+        if item is not None and item.data_bytes > 0 and straight and self._dtype(name) == target.dtype:
             self._check_data(name, chunk, place, item)
             self._load_straight(name, place, item, target)
             return
@@ -138,43 +126,46 @@ class ItemReader:
         target.detach().copy_(source)
 
     def _load_straight(self, name: str, place: Place, item: Item, target: torch.Tensor) -> None:
-        """From the file into the tensor, each byte once: it is checked while it is in the cache."""
+        """Into the tensor, each byte once: from memory, or from the file, checked while it is in the cache."""
         flat = target.detach().reshape(-1).view(torch.uint8)
+        memory = self._checked_memory(place.file, item)
+        if memory is not None:
+            flat.copy_(torch.frombuffer(memory, dtype=torch.uint8))
+            return
         after = item.data_offset + item.data_bytes
         buffer = memoryview(bytearray(PIECE_BYTES))
         value = self._sum(place.file, place.offset, item.data_offset - place.offset, name, buffer)
-        if place.file in self._in_memory:
-            memory = self._memory(place.file, item.data_offset, item.data_bytes, name)
-            value = checksum.of(memory, value)
-            flat.copy_(torch.frombuffer(memory, dtype=torch.uint8))
-        else:
-            content = flat.numpy().data
-            for start in range(0, item.data_bytes, PIECE_BYTES):
-                part = content[start : start + PIECE_BYTES]
-                self._read_into(place.file, item.data_offset + start, part, name)
-                value = checksum.of(part, value)
-        self._compare(
-            item, self._sum(place.file, after, place.offset + place.size_bytes - after, name, buffer, value), place.file
-        )
+        content = flat.numpy().data
+        for start in range(0, item.data_bytes, PIECE_BYTES):
+            part = content[start : start + PIECE_BYTES]
+            self.sources.read_into(place.file, item.data_offset + start, part, name)
+            value = checksum.of(part, value)
+        rest = self._sum(place.file, after, place.offset + place.size_bytes - after, name, buffer, value)
+        self.compare(item, rest, place.file)
+
+    def _checked_memory(self, file: str, item: Item) -> memoryview | None:
+        return self.sources.view(file, item.data_offset, item.data_bytes) if self._memory_is_checked else None
 
     def place(self, key: Key) -> Place:
         place = self.opened.index.places.get(key)
         if place is None:
-            raise self._damaged("", key[0], f"its record of {key[0]} at {key[1]} is missing")
+            raise self.sources.damaged("", key[0], f"its record of {key[0]} at {key[1]} is missing")
         return place
 
     def tensor(self, name: str) -> TensorInfo:
         return self.opened.index.tensors[name]
 
     def _chunk(self, name: str, chunk: Chunk, place: Place, item: Item | None) -> torch.Tensor:
-        if item is not None and item.data_bytes > 0:
-            self._check_data(name, chunk, place, item)
+        if item is None or item.data_bytes == 0:
+            return self._stock_chunk(name, chunk, place)
+        self._check_data(name, chunk, place, item)
+        data = self._checked_memory(place.file, item)
+        if data is None:
             content = bytearray(self.read((name, chunk.offsets)))
-            self._compare(item, checksum.of(memoryview(content)), place.file)
+            self.compare(item, checksum.of(memoryview(content)), place.file)
             start = item.data_offset - place.offset
             data = memoryview(content)[start : start + item.data_bytes]
-            return torch.frombuffer(data, dtype=self._dtype(name)).reshape(chunk.sizes)
-        return self._stock_chunk(name, chunk, place)
+        return torch.frombuffer(data, dtype=self._dtype(name)).reshape(chunk.sizes)
 
     def _stock_chunk(self, name: str, chunk: Chunk, place: Place) -> torch.Tensor:
         """A chunk as stock DCP wrote it."""
@@ -189,9 +180,9 @@ class ItemReader:
                 name=name,
             ) from error
         except (RuntimeError, EOFError, ValueError, KeyError, TypeError) as error:
-            raise self._damaged(place.file, name, f"{type(error).__name__}: {error}") from error
+            raise self.sources.damaged(place.file, name, f"{type(error).__name__}: {error}") from error
         if not isinstance(loaded, torch.Tensor) or tuple(loaded.shape) != chunk.sizes:
-            raise self._damaged(place.file, name, f"expected a tensor of shape {chunk.sizes}")
+            raise self.sources.damaged(place.file, name, f"expected a tensor of shape {chunk.sizes}")
         return loaded
 
     def _check_data(self, name: str, chunk: Chunk, place: Place, item: Item) -> None:
@@ -200,7 +191,9 @@ class ItemReader:
             place.offset <= item.data_offset and item.data_offset + item.data_bytes <= place.offset + place.size_bytes
         )
         if item.data_bytes != size or not inside:
-            raise self._damaged(place.file, name, f"its shape needs {size} bytes, its record says {item.data_bytes}")
+            raise self.sources.damaged(
+                place.file, name, f"its shape needs {size} bytes, its record says {item.data_bytes}"
+            )
 
     def _dtype(self, name: str) -> torch.dtype:
         found = getattr(torch, self.tensor(name).dtype, None)
@@ -213,67 +206,15 @@ class ItemReader:
             )
         return found
 
-    def _item(self, key: Key, place: Place) -> Item | None:
+    def item(self, key: Key) -> Item | None:
+        """What the manifest says of it; None for a plain DCP folder, which has none."""
         if self.opened.manifest is None:
             return None
+        place = self.place(key)
         item = self._items.get((place.file, place.offset))
         if item is None or item.size_bytes != place.size_bytes:
-            raise self._damaged(place.file, key[0], "manifest and commit record do not agree")
+            raise self.sources.damaged(place.file, key[0], "manifest and commit record do not agree")
         return item
-
-    def _order(self, key: Key) -> tuple[str, int]:
-        place = self.place(key)
-        return place.file, place.offset
-
-    def _read_into(self, file: str, offset: int, target: memoryview, name: str) -> None:
-        if not target.nbytes:
-            return
-        if file in self._in_memory:
-            target[:] = self._memory(file, offset, target.nbytes, name)
-            return
-        descriptor = self._open(file)
-        done = 0
-        while done < target.nbytes:
-            count = os.preadv(descriptor, [target[done:]], offset + done)
-            if count == 0:
-                raise self._damaged(file, name, f"it ends at byte {offset + done}")
-            done += count
-
-    def _memory(self, file: str, offset: int, size: int, name: str) -> memoryview:
-        found = self._in_memory[file]
-        if offset + size > found.size_bytes:
-            raise self._damaged(file, name, f"it ends at byte {found.size_bytes}")
-        return found.memory[found.start + offset : found.start + offset + size]
-
-    def _open(self, file: str) -> int:
-        if file not in self._descriptors:
-            try:
-                self._descriptors[file] = os.open(self._local_path(file), os.O_RDONLY)
-            except FileNotFoundError as error:
-                raise self._damaged(file, file, "it is missing") from error
-        return self._descriptors[file]
-
-    def _local_path(self, file: str) -> pathlib.Path:
-        root = self._store.local_root
-        if root is not None:
-            return root / (self._prefix + file)
-        if self._fetched is None:
-            self._fetched = tempfile.TemporaryDirectory(prefix="sgpu-checkpoint-")
-        target = pathlib.Path(self._fetched.name) / file.replace("/", "_")
-        size = self._store.size(self._prefix + file) or 0
-        with target.open("wb") as out:
-            for start in range(0, size, 4 * CHUNK_BYTES):
-                out.write(self._store.read(self._prefix + file, start, min(4 * CHUNK_BYTES, size - start)))
-        return target
-
-    def _damaged(self, file: str, tensor: str, what: str) -> CheckpointCorruptError:
-        return CheckpointCorruptError(
-            f"{self.opened.path} is damaged: {tensor} in {file or 'the commit record'}: {what}. "
-            "Use another checkpoint; this one was left as it is.",
-            path=self.opened.path,
-            file=file,
-            tensor=tensor,
-        )
 
 
 def overlap(saved: Chunk, wanted: Chunk) -> tuple[Box, Box, Box] | None:

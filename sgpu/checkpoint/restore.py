@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from sgpu.checkpoint import choose, filling, memory, names, values
-from sgpu.checkpoint.choose import Opened
-from sgpu.checkpoint.parts import SKELETON, Loading, Part, Problems, Saved
+from sgpu.checkpoint import choose, memory, names
+from sgpu.checkpoint.attempt import Attempt, read_per_rank
+from sgpu.checkpoint.parts import Part
 from sgpu.checkpoint.ranks import Ranks
-from sgpu.checkpoint.reading import InMemory, ItemReader, Key
+from sgpu.checkpoint.reading import ItemReader
 from sgpu.checkpoint.reports import Restored, Skipped
-from sgpu.checkpoint.stage import RANK_FORMAT, object_name
+from sgpu.checkpoint.segment import INCOMPLETE
+from sgpu.checkpoint.sharing import Offer, SharedReading
 from sgpu.checkpoint.storage import Store
 from sgpu.checkpoint.writers import Writer
 from sgpu.contract.errors import (
@@ -32,39 +31,20 @@ log = logging.getLogger("sgpu.checkpoint")
 
 @dataclass(frozen=True, kw_only=True)
 class _Verdict:
-    """One rank's look at a checkpoint."""
+    """One rank's look at a checkpoint: first at its records (`offer`), then at its bytes (`reaches`)."""
 
-    ok: bool
-    reason: str = ""
+    reason: str | None = None
     mismatch: dict[str, list[str]] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ready:
-    """Everything compared and checked; `apply` is all that is left."""
-
-    reader: ItemReader
-    loadings: list[Loading]
-    per_rank: dict[str, Any] | None
-
-    def apply(self, targets: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            for loading in self.loadings:
-                for name in loading.live:
-                    filling.fill(self.reader, name, loading.targets[name])
-        for loading in self.loadings:
-            loading.finish()
-        for name, state in (self.per_rank or {}).items():
-            targets[name].load_state_dict(state)
+    offer: Offer | None = None
+    reaches: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Candidate:
-    """A checkpoint to try: on the volume, or (with `opened`) as it lies in memory."""
+    """A checkpoint to try: on the volume, or (with `found`) as it lies in memory."""
 
     folder: str
-    opened: Opened | None = None
-    in_memory: Mapping[str, InMemory] | None = None
+    found: memory.Found | None = None
 
 
 def _order(folder: str) -> names.StepFolder:
@@ -84,35 +64,39 @@ class Restorer:
         started = time.monotonic()
         skipped: list[Skipped] = []
         with ExitStack() as stack:
-            image = self._newest_in_memory(writer, stack)
-            candidates: list[_Candidate] = [_Candidate(folder=folder) for folder in self._candidates()]
-            if image is not None and (not candidates or _order(image.folder) >= _order(candidates[0].folder)):
-                candidates.insert(0, image)
-            return self._restore_first(candidates, started, skipped)
+            return self._restore_first(self._newest_first(writer, stack), writer, started, skipped)
 
-    def _newest_in_memory(self, writer: Writer, stack: ExitStack) -> _Candidate | None:
-        """What all ranks' helpers hold of one step, complete; where they do not, nothing that may still be committed
-        by them is left open.
-        """
-        found = memory.common_image(self._store, writer, self._ranks, stack)
+    def _newest_first(self, writer: Writer, stack: ExitStack) -> list[_Candidate]:
+        """What is committed, and before it what memory holds, if that is not older."""
+        held = memory.survey(writer, self._ranks, stack)
+        if held is None:
+            return self._settled(writer)
+        candidates = self._candidates()
+        if candidates and _order(candidates[0].folder) > _order(held.plan.folder):
+            return candidates
+        found = memory.bring(self._store, held, writer, self._ranks, stack)
         if found is None:
-            writer.settle()
-            self._ranks.gather(None)  # all have settled, before anyone lists
-            return None
-        opened, files = found
-        return _Candidate(folder=opened.folder, opened=opened, in_memory=files)
+            return self._settled(writer)
+        return [_Candidate(folder=found.opened.folder, found=found), *candidates]
 
-    def _restore_first(self, candidates: list[_Candidate], started: float, skipped: list[Skipped]) -> Restored | None:
+    def _settled(self, writer: Writer) -> list[_Candidate]:
+        """What is committed, once nothing is left open that helpers may still commit."""
+        writer.settle()
+        self._ranks.gather(None)  # all have settled, before anyone lists
+        return self._candidates()
+
+    def _restore_first(
+        self, candidates: list[_Candidate], writer: Writer, started: float, skipped: list[Skipped]
+    ) -> Restored | None:
         for candidate in candidates:
-            folder = candidate.folder
             with ExitStack() as stack:
-                ready, verdict = self._look(candidate, stack)
-                reason = self._agree(folder, verdict)
+                attempt, reason = self._try(candidate, writer, stack)
                 if reason is None:
-                    assert ready is not None  # this rank's verdict was as good as all others'
-                    self._apply(ready, folder)
-                    return self._report(ready, candidate, started, skipped)
-            path = f"{self._store.url}/{folder}" if candidate.opened is None else candidate.opened.path
+                    assert attempt is not None  # this rank's verdicts were as good as all others'
+                    self._apply(attempt, candidate.folder)
+                    return self._report(attempt, candidate, started, skipped)
+            in_memory = candidate.found
+            path = f"{self._store.url}/{candidate.folder}" if in_memory is None else in_memory.opened.path
             log.warning("checkpoint %s was passed over: %s", path, reason)
             skipped.append(Skipped(path=path, reason=reason))
         if skipped:
@@ -125,8 +109,8 @@ class Restorer:
             )
         return None
 
-    def _candidates(self) -> list[str]:
-        """Committed folders, newest first, as rank 0 sees them."""
+    def _candidates(self) -> list[_Candidate]:
+        """What is committed, newest first, as rank 0 sees it."""
         told: list[str] | str = ""
         if self._ranks.rank == 0:
             try:
@@ -136,21 +120,51 @@ class Restorer:
         told = self._ranks.from_first(told)
         if isinstance(told, str):
             raise CheckpointError(f"{self._store.url} cannot be read: {told}", path=self._store.url)
-        return told
+        return [_Candidate(folder=folder) for folder in told]
 
-    def _look(self, candidate: _Candidate, stack: ExitStack) -> tuple[_Ready | None, _Verdict]:
-        try:
-            opened = candidate.opened or choose.open_checkpoint(self._store, candidate.folder)
-            reader = stack.enter_context(ItemReader(self._store, opened, candidate.in_memory))
-            return self._prepare(reader), _Verdict(ok=True)
-        except CheckpointMismatchError as error:
-            facts = {kind: list(error.facts.get(kind, [])) for kind in ("missing", "unexpected", "different")}
-            return None, _Verdict(ok=False, reason=str(error), mismatch=facts)
-        except (CheckpointError, OSError) as error:
-            return None, _Verdict(ok=False, reason=str(error))
+    def _try(self, candidate: _Candidate, writer: Writer, stack: ExitStack) -> tuple[Attempt | None, str | None]:
+        """Compares, then reads and checks, in step with the other ranks; with the reason, if any rank has one, why it
+        cannot be used.
+        """
+        attempt: Attempt | None = None
+        shared: SharedReading | None = None
+        in_memory = candidate.found
 
-    def _agree(self, folder: str, mine: _Verdict) -> str | None:
-        """Why no rank may use it; None where all may.
+        def compare() -> _Verdict:
+            nonlocal attempt, shared
+            opened = in_memory.opened if in_memory else choose.open_checkpoint(self._store, candidate.folder)
+            reader = stack.enter_context(ItemReader(self._store, opened, in_memory.regions if in_memory else ()))
+            attempt = Attempt.compare(reader, self._parts, self._per_rank, self._ranks)
+            if in_memory or self._ranks.world_size == 1:
+                return _Verdict()
+            shared = SharedReading(self._ranks, writer.segment, reader, attempt.common)
+            return _Verdict(offer=shared.offer())
+
+        looked, reason = self._agree(candidate.folder, _verdict(compare))
+        if reason is not None or attempt is None:
+            return None, reason
+        found: Attempt = attempt
+        if shared is not None and not shared.agree([verdict.offer for verdict in looked], stack):
+            shared = None
+
+        def read() -> _Verdict:
+            if shared is None:
+                found.check(of_memory=in_memory is not None)
+                return _Verdict()
+            found.check_own()
+            writer.settle()  # a former trainer's image may still be written from there
+            writer.segment.mark = INCOMPLETE
+            shared.read_own()
+            return _Verdict(reaches=shared.reaches)
+
+        looked, reason = self._agree(candidate.folder, _verdict(read))
+        if reason is None and shared is not None:
+            found.reader.sources.add(shared.exchange([verdict.reaches for verdict in looked], stack))
+        found.reader.memory_is_checked()
+        return found, reason
+
+    def _agree(self, folder: str, mine: _Verdict) -> tuple[list[_Verdict], str | None]:
+        """All ranks' verdicts, and why no rank may use it; None where all may.
 
         Raises:
             CheckpointMismatchError: on all ranks, where it does not fit the live objects of any.
@@ -161,80 +175,13 @@ class Restorer:
                 raise CheckpointMismatchError(
                     f"rank {rank}: {verdict.reason}", path=f"{self._store.url}/{folder}", rank=rank, **verdict.mismatch
                 )
-        for rank, verdict in enumerate(verdicts):
-            if not verdict.ok:
-                return f"rank {rank}: {verdict.reason}"
-        return None
+        reasons = [f"rank {at}: {verdict.reason}" for at, verdict in enumerate(verdicts) if verdict.reason is not None]
+        return verdicts, reasons[0] if reasons else None
 
-    def _prepare(self, reader: ItemReader) -> _Ready:
-        """Compares everything with the live objects, and every byte that is wanted with its checksum."""
-        index = reader.opened.index
-        saved_parts = {name.removesuffix(f".{SKELETON}") for name in index.objects if name.endswith(f".{SKELETON}")}
-        problems = Problems()
-        problems.names(saved_parts, {part.name for part in self._parts})
-        self._require_fit(reader.opened, problems)
-        skeleton_keys: list[Key] = [(object_name(part.name), None) for part in self._parts]
-        reader.verify(skeleton_keys)
-        loadings = [part.prepare(self._saved(reader, part.name, saved_parts), problems) for part in self._parts]
-        per_rank = self._own_state(reader, problems)
-        self._require_fit(reader.opened, problems)
-        wanted: set[Key] = set()
-        with torch.no_grad():
-            for loading in loadings:
-                for name, tensor in loading.targets.items():
-                    if name in loading.live:
-                        wanted |= {(name, chunk.offsets) for chunk, *_ in filling.overlaps(reader, name, tensor)}
-                    else:  # nobody's yet: checked while it is read, once
-                        filling.fill(reader, name, tensor)
-        reader.verify(wanted)
-        return _Ready(reader=reader, loadings=loadings, per_rank=per_rank)
-
-    def _saved(self, reader: ItemReader, part: str, all_parts: set[str]) -> Saved:
-        key: Key = (object_name(part), None)
-        where, file = reader.opened.path, reader.place(key).file
-        skeleton = values.from_bytes(reader.read(key), where, file, key[0])
-        longer = [name for name in all_parts if name.startswith(f"{part}.")]  # "a" does not own the tensors of "a.b"
-        tensors = {
-            name: info
-            for name, info in reader.opened.index.tensors.items()
-            if _belongs(name, part) and not any(_belongs(name, other) for other in longer)
-        }
-        return Saved(tensors=tensors, skeleton=skeleton)
-
-    def _own_state(self, reader: ItemReader, problems: Problems) -> dict[str, Any] | None:
-        """This rank's own state, decoded; None where another number of ranks wrote the checkpoint."""
-        manifest = reader.opened.manifest
-        if manifest is None or manifest.world_size != self._ranks.world_size:
-            return None
-        state = read_per_rank(reader, self._ranks.rank) if names.rank_file(self._ranks.rank) in manifest.files else {}
-        problems.names({f"per_rank {name}" for name in state}, {f"per_rank {name}" for name in self._per_rank})
-        return state
-
-    def _require_fit(self, opened: Opened, problems: Problems) -> None:
-        if not problems:
-            return
-        told = [
-            f"{title}: {_shortened(found)}"
-            for title, found in (
-                ("not in the checkpoint", problems.missing),
-                ("only in the checkpoint", problems.unexpected),
-                ("different", problems.different),
-            )
-            if found
-        ]
-        raise CheckpointMismatchError(
-            f"{opened.path} does not fit the live objects. {'. '.join(told)}. Nothing was changed. Make the objects as "
-            "they were when it was saved, or use another root to start afresh.",
-            path=opened.path,
-            missing=problems.missing,
-            unexpected=problems.unexpected,
-            different=problems.different,
-        )
-
-    def _apply(self, ready: _Ready, folder: str) -> None:
+    def _apply(self, attempt: Attempt, folder: str) -> None:
         done = False
         try:
-            ready.apply(self._per_rank)
+            attempt.apply(self._per_rank)
             done = True
         finally:
             all_done = self._ranks.gather(done)
@@ -245,15 +192,15 @@ class Restorer:
                 path=f"{self._store.url}/{folder}",
             )
 
-    def _report(self, ready: _Ready, candidate: _Candidate, started: float, skipped: list[Skipped]) -> Restored:
-        manifest = ready.reader.opened.manifest
+    def _report(self, attempt: Attempt, candidate: _Candidate, started: float, skipped: list[Skipped]) -> Restored:
+        manifest = attempt.reader.opened.manifest
         return Restored(
             step=_order(candidate.folder).step,
             path=f"{self._store.url}/{candidate.folder}",
-            source="volume" if candidate.opened is None else "memory",
+            source="volume" if candidate.found is None else candidate.found.source,
             seconds=time.monotonic() - started,
             world_size=manifest.world_size if manifest else 0,
-            per_rank_restored=ready.per_rank is not None,
+            per_rank_restored=attempt.per_rank is not None,
             metadata=manifest.metadata if manifest else {},
             skipped=tuple(skipped),
         )
@@ -271,22 +218,12 @@ class Restorer:
             return read_per_rank(reader, rank)
 
 
-def read_per_rank(reader: ItemReader, rank: int) -> dict[str, Any]:
-    file, where = names.rank_file(rank), reader.opened.path
-    content = values.from_bytes(reader.verify_file(file), where, file, f"the state of rank {rank}")
-    if not isinstance(content, dict) or content.get("format") != RANK_FORMAT:
-        raise CheckpointCorruptError(f"{where}/{file}: expected format {RANK_FORMAT!r}", path=where, file=file)
-
-    def no_reference(name: str) -> torch.Tensor:
-        raise CheckpointCorruptError(f"{where}/{file}: refers to the tensor {name}", path=where, file=file)
-
-    decoded: dict[str, Any] = values.decode(content["state"], no_reference)
-    return decoded
-
-
-def _belongs(name: str, part: str) -> bool:
-    return name == part or name.startswith(f"{part}.")
-
-
-def _shortened(found: list[str], most: int = 10) -> str:
-    return ", ".join(found[:most]) + (f" and {len(found) - most} more" if len(found) > most else "")
+def _verdict(look: Callable[[], _Verdict]) -> _Verdict:
+    """What `look` finds, or why it could not."""
+    try:
+        return look()
+    except CheckpointMismatchError as error:
+        facts = {kind: list(error.facts.get(kind, [])) for kind in ("missing", "unexpected", "different")}
+        return _Verdict(reason=str(error), mismatch=facts)
+    except (CheckpointError, OSError) as error:
+        return _Verdict(reason=str(error))

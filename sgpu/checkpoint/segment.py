@@ -1,7 +1,7 @@
 """Memory that a trainer stages into and its helper writes from: one anonymous, shared, reused segment. Without torch.
 
-It begins with a page of its own: a mark that tells whether what follows is complete. A trainer that dies while it
-stages leaves it unmarked, and nobody takes the half for a whole.
+It begins with a page of its own: a mark that tells whether what follows is complete (a trainer that dies while it
+stages leaves it unmarked, and nobody takes the half for a whole), and a token that tells it from other segments.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from sgpu.checkpoint.unbuffered import PAGE_BYTES
 
 HEADER_BYTES = PAGE_BYTES
 _MARK = struct.Struct("<Q")
+_NAME = "sgpu-checkpoint"
 INCOMPLETE = 0
 
 
@@ -23,11 +24,17 @@ class Segment:
     Args:
         descriptor: an open segment to take over (then this object's to close); None: a new one.
         writable: False: to look at only.
+
+    Attributes:
+        token: what its owner wrote there, so that who opens it by its owner's pid can tell that it is the one.
     """
+
+    LINK = f"/memfd:{_NAME}"
+    TOKEN_BYTES = 16
 
     def __init__(self, descriptor: int | None = None, *, writable: bool = True) -> None:
         if descriptor is None:
-            descriptor = os.memfd_create("sgpu-checkpoint", os.MFD_CLOEXEC)
+            descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
             os.ftruncate(descriptor, HEADER_BYTES)
         self.descriptor = descriptor
         self._writable = writable
@@ -68,6 +75,14 @@ class Segment:
     @mark.setter
     def mark(self, value: int) -> None:
         _MARK.pack_into(self._map, 0, value)
+
+    @property
+    def token(self) -> bytes:
+        return bytes(self._map[_MARK.size : _MARK.size + self.TOKEN_BYTES])
+
+    @token.setter
+    def token(self, value: bytes) -> None:
+        self._map[_MARK.size : _MARK.size + self.TOKEN_BYTES] = value
 
     def close(self) -> None:
         """Views may live on; the memory goes when the last of them does."""

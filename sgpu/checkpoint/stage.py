@@ -144,6 +144,10 @@ class Stager:
             size_bytes=planned.layout.size_bytes,
         )
 
+    def forget(self) -> None:
+        """The segment was used for something else: what is in place there is put there again."""
+        self._share, self._signature = None, ()
+
     def _plan(self, tensors: dict[str, Held]) -> Share:
         signature = tuple((name, share.identity(held.tensor), held.spread) for name, held in tensors.items())
         if self._share is None or signature != self._signature:
