@@ -1,0 +1,488 @@
+"""The controller's hands and those of the other nodes, over real sockets: scripted workers, clocks that are told."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from sgpu.agent.cluster import ClusterHost
+from sgpu.agent.control import open_page
+from sgpu.agent.follower import Follower, find_controller
+from sgpu.agent.link import LinkLostError
+from sgpu.agent.nodes import Nodes
+from sgpu.agent.workers import Exit, NodeLostError, ZygoteLostError
+from sgpu.contract.heartbeat import Page, Request
+from sgpu.contract.records import read_all
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec, Tracking
+from sgpu.contract.status import NodeStatus, Status
+from sgpu.testing.clock import FakeClock
+
+_TIMEOUT_SECONDS = 5.0
+
+
+class Hands:
+    """A node's own workers, as a script: what `exits` and `lost` hold comes with the next `wait`."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.exits: list[Exit] = []
+        self.lost: str | None = None
+        self.is_ready = False
+        self.still: set[str] = set()
+        self.ignores_stop = False
+        self._read, self._write = os.pipe()
+
+    def fileno(self) -> int:
+        return self._read
+
+    def open(self) -> None:
+        self.calls.append(("open",))
+
+    def reopen(self) -> None:
+        self.calls.append(("reopen",))
+        self.lost = None
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def open_store(self, name: str) -> int:
+        self.calls.append(("store", name))
+        return 29500
+
+    def start(
+        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
+    ) -> None:
+        self.calls.append(("start", name, rank, generation, environment["RANK"], str(log)))
+
+    def wait(self, seconds: float) -> list[Exit]:
+        if self.lost is not None:
+            raise ZygoteLostError(self.lost)
+        exits, self.exits = self.exits, []
+        return exits
+
+    def signal(self, name: str, number: int) -> None:
+        self.calls.append(("signal", name, number))
+
+    def stopped(self, name: str) -> bool:
+        return name in self.still
+
+    def nodes(self) -> tuple[NodeStatus, ...]:
+        return ()
+
+    def stop_all(self, seconds: float) -> None:
+        self.calls.append(("stop_all",))
+
+    def close(self) -> None:
+        self.calls.append(("close",))
+
+    def end(self) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+
+class Node:
+    """One node besides the first: its agent's loop, turned by hand."""
+
+    def __init__(self, cluster: Cluster, number: int) -> None:
+        self.number, self.clock, self.hands = number, FakeClock(), Hands()
+        self.clock.advance(1000.0 * number)  # its machine was started at another time
+        self.asked: str | None = None
+        cluster.everybody.append(self)
+        self.page = open_page(cluster.run.node(number), cluster.spec, cluster.spec.ranks_of(number), resume=False)
+        self.link: Any = None
+
+        def join() -> None:
+            self.link = find_controller(
+                cluster.run, number, address="127.0.0.1", clock=self.clock, timeout_seconds=_TIMEOUT_SECONDS,
+                patience_seconds=10.0,
+            )  # fmt: skip
+
+        joining = threading.Thread(target=join)
+        joining.start()
+        deadline = time.monotonic() + 20
+        try:
+            while joining.is_alive() and time.monotonic() < deadline:
+                cluster.turn()
+        finally:
+            joining.join(20)
+        self.follower = Follower(
+            cluster.spec, number, link=self.link, host=self.hands, page=self.page, clock=self.clock,
+            asked=lambda: self.asked,
+        )  # fmt: skip
+
+    def end(self) -> None:
+        self.hands.end()
+        if self.link is not None:
+            self.link.close()
+
+    def starts(self) -> list[str]:
+        return [call[1] for call in self.hands.calls if call[0] == "start"]
+
+
+class Cluster:
+    """A controller of `count` nodes with two ranks each."""
+
+    def __init__(self, folder: pathlib.Path, count: int) -> None:
+        self.run = RunDir(folder / "run")
+        self.run.create()
+        self.spec = RunSpec(
+            id="run", name="train", created=0.0, backend="local", world_size=2 * count, gpus_per_node=2,
+            accelerator="cpu", seed=1, tracking=Tracking(uri="", experiment=""), python="", working_dir="/",
+        )  # fmt: skip
+        for number in range(1, count):
+            self.run.node(number).root.mkdir()
+        self.page = Page.create(self.run.heartbeat, self.spec.world_size)
+        self.clock, self.hands = FakeClock(), Hands()
+        self.started: list[int] = []
+        listening = Nodes("127.0.0.1", count - 1, clock=self.clock, timeout_seconds=_TIMEOUT_SECONDS)
+        self.listening = listening
+        self.host = ClusterHost(
+            self.run, self.spec, local=self.hands, nodes=listening, page=self.page, clock=self.clock,
+            start_node=self.started.append, join_seconds=30.0,
+        )  # fmt: skip
+        listening.publish(self.run)
+        self.nodes: list[Node] = []  # those that turn
+        self.everybody: list[Node] = []
+        self.exits: list[Exit] = []
+
+    def join(self, *numbers: int) -> list[Node]:
+        for number in numbers:
+            self.nodes.append(Node(self, number))
+        return self.nodes[-len(numbers) :]
+
+    def turn(self) -> None:
+        for node in self.nodes:
+            node.follower.turn()
+        self.exits += self.host.wait(0.0)
+
+    def until(self, condition: Callable[[], object], seconds: float = 20.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come true"
+            self.turn()
+
+    def up(self) -> list[Node]:
+        """Everybody is there and ready."""
+        joined = self.join(*range(1, self.spec.nodes))
+        for hands in (self.hands, *(node.hands for node in joined)):
+            hands.is_ready = True
+        self.until(self.host.ready)
+        return joined
+
+    def start(self, generation: int = 0) -> None:
+        for rank in range(self.spec.world_size):
+            self.host.start(
+                f"rank{rank}.g{generation}", rank=rank, generation=generation, environment={"RANK": str(rank)},
+                log=self.run.log(generation, rank),
+            )  # fmt: skip
+
+    def stop_all(self) -> None:
+        """`stop_all` waits for the nodes, so they turn beside it."""
+        stopping = threading.Thread(target=self.host.stop_all, args=(2.0,))
+        stopping.start()
+        deadline = time.monotonic() + 20
+        while stopping.is_alive() and time.monotonic() < deadline:
+            for node in self.nodes:
+                if not node.hands.ignores_stop:
+                    node.follower.turn()
+            others = [node.hands for node in self.nodes if not node.hands.ignores_stop]
+            if len(others) < len(self.nodes) and all(("stop_all",) in hands.calls for hands in others):
+                self.clock.advance(0.01)
+                stopping.join(0.001)
+        stopping.join(20)
+        assert not stopping.is_alive()
+
+    def kinds(self) -> list[str]:
+        return [event["kind"] for event in read_all(self.run.events)]
+
+    def end(self) -> None:
+        self.listening.close()
+        self.hands.end()
+        for node in self.everybody:
+            node.end()
+
+
+@pytest.fixture
+def cluster(tmp_path: pathlib.Path) -> Iterator[Callable[[int], Cluster]]:
+    made: list[Cluster] = []
+
+    def make(count: int = 2) -> Cluster:
+        made.append(Cluster(tmp_path, count))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.end()
+
+
+def test_all_nodes_have_to_be_ready(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(3)
+    run.hands.is_ready = True
+    first, second = run.join(1, 2)
+    first.hands.is_ready = True
+    run.until(lambda: run.host.nodes()[1].state == "ready")
+    assert not run.host.ready()
+    second.hands.is_ready = True
+    run.until(run.host.ready)
+    assert [each.node for each in run.host.nodes()] == [0, 1, 2]
+    assert {each.state for each in run.host.nodes()} == {"ready"}
+    joined = [event for event in read_all(run.run.events) if event["kind"] == "node_joined"]
+    assert [(event["node"], event["address"]) for event in joined] == [(1, "127.0.0.1"), (2, "127.0.0.1")]
+
+
+def test_each_rank_starts_on_its_node(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(3)
+    first, second = run.up()
+    assert run.host.open_store("store0") == 29500
+    run.start()
+    run.until(lambda: len(first.starts()) + len(second.starts()) == 4)
+    assert [call[:2] for call in run.hands.calls] == [("store", "store0"), ("start", "rank0.g0"), ("start", "rank1.g0")]
+    assert first.starts() == ["rank2.g0", "rank3.g0"]
+    assert second.starts() == ["rank4.g0", "rank5.g0"]
+    assert second.hands.calls[-1] == ("start", "rank5.g0", 5, 0, "5", str(run.run.log(0, 5)))
+
+
+def test_what_ends_on_a_node_is_told_with_how_far_it_came(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    run.start()
+    node.page.slot(3).start(0)
+    node.page.slot(3).beat(41, epoch=2)
+    node.hands.exits = [Exit(name="rank3.g0", status=9)]
+    run.until(lambda: run.exits)
+    assert run.exits == [Exit(name="rank3.g0", status=9)]
+    beat = run.page.slot(3).read()
+    assert (beat.step, beat.high_step, beat.epoch, beat.generation) == (41, 41, 2, 0)
+
+
+def test_beats_of_another_machine_are_in_our_time(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    slot = node.page.slot(2)
+    slot.start(0)
+    slot.beat(5)
+    beat = slot.read()
+    shift_ns = int((run.clock.monotonic() - node.clock.monotonic()) * 1e9)
+    assert shift_ns < -900e9
+    node.clock.advance(1.0)
+    run.clock.advance(1.0)
+    run.until(lambda: run.page.slot(2).read().step == 5)
+    seen = run.page.slot(2).read()
+    for name in ("beat_ns", "section_since_ns", "ledger_since_ns", "started_ns"):
+        assert abs(getattr(seen, name) - getattr(beat, name) - shift_ns) < 0.5e9, name
+    assert seen.seconds == beat.seconds
+
+
+def test_requests_go_down_once_with_the_time_that_is_left(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    deadline_ns = int((run.clock.monotonic() + 30) * 1e9)
+    for rank in range(4):
+        run.page.slot(rank).request(Request.SAVE_AND_STOP, stop_step=77, deadline_ns=deadline_ns)
+    run.until(lambda: node.page.slot(3).requested().what is Request.SAVE_AND_STOP)
+    asked = node.page.slot(3).requested()
+    assert asked.stop_step == 77
+    assert abs(asked.deadline_ns / 1e9 - node.clock.monotonic() - 30) < 1.0
+    node.page.slot(3).request(Request.NONE)
+    for _ in range(20):
+        run.turn()
+    assert node.page.slot(3).requested().what is Request.NONE, "it was told once"
+
+
+def test_signals_and_standing_still(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    run.start()
+    run.host.signal("rank2.g0", signal.SIGUSR2)
+    node.hands.still.add("rank3.g0")
+    run.until(lambda: len(node.starts()) == 2)
+    node.clock.advance(1.0)
+    run.until(lambda: run.host.stopped("rank3.g0"))
+    assert ("signal", "rank2.g0", signal.SIGUSR2) in node.hands.calls
+    assert not run.host.stopped("rank2.g0")
+
+
+def test_all_are_stopped_before_it_goes_on(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(3)
+    nodes = run.up()
+    run.start()
+    run.exits.clear()
+    nodes[0].hands.exits = [Exit(name="rank2.g0", status=0)]
+    run.stop_all()
+    for hands in (run.hands, nodes[0].hands, nodes[1].hands):
+        assert hands.calls[-1] == ("stop_all",)
+    assert run.host.wait(0.0) == [], "what ended because it was stopped is nobody's failure"
+    assert run.host.ready()
+
+
+def test_a_node_that_does_not_stop_its_workers_is_replaced(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(3)
+    first, second = run.up()
+    second.hands.ignores_stop = True
+    run.stop_all()
+    assert run.started == [2]
+    assert "node 2 was lost: it did not end its workers within 2 s" in [
+        event.get("message") for event in read_all(run.run.events)
+    ]
+    run.nodes = [first]
+    assert run.host.wait(0.0) == [], "it is part of the failure that is being dealt with"
+    assert not run.host.ready()
+    with pytest.raises(LinkLostError):
+        _turn_until_lost(second)
+
+
+def _turn_until_lost(node: Node) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        node.follower.turn()
+
+
+def test_a_lost_node_is_told_started_anew_and_taken_back(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    run.nodes.clear()
+    node.link.close()
+    with pytest.raises(NodeLostError, match="node 1 was lost: its connection was closed") as caught:
+        run.until(lambda: False)
+    assert caught.value.node == 1
+    assert run.started == [1]
+    assert not run.host.ready()
+    assert run.host.nodes()[1] == NodeStatus(node=1, address=None, state="away")
+    run.host.reopen()
+    assert run.host.wait(0.0) == [], "told once"
+    (again,) = run.join(1)
+    again.hands.is_ready = True
+    run.until(run.host.ready)
+    assert run.started == [1]
+    assert run.kinds() == ["node_joined", "node_lost", "node_joined"]
+
+
+def test_a_silent_node_is_lost(cluster: Callable[[int], Cluster]) -> None:
+    """Its agent is frozen, or the network between drops everything: nothing is closed."""
+    run = cluster(2)
+    run.up()
+    frozen, run.nodes = run.nodes, []
+    run.clock.advance(_TIMEOUT_SECONDS + 0.5)
+    with pytest.raises(NodeLostError, match=r"node 1 was lost: it was silent for 5\.5 s \(limit 5 s\)"):
+        run.until(lambda: False)
+    assert run.started == [1]
+    run.nodes = frozen
+    with pytest.raises(LinkLostError):
+        _turn_until_lost(frozen[0])
+
+
+def test_nodes_lost_at_once_are_one_failure(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(4)
+    run.up()
+    run.nodes, lost = run.nodes[:1], run.nodes[1:]
+    for node in lost:
+        node.link.close()
+        run.clock.advance(0.5)
+    deadline = time.monotonic() + 10
+    with pytest.raises(NodeLostError) as caught:
+        while time.monotonic() < deadline:
+            run.host.wait(0.0)
+    run.host.reopen()
+    assert "node 2 was lost" in str(caught.value)
+    assert sorted(run.started) in ([2, 3], [2])
+    if "node 3 was lost" not in str(caught.value):  # its end came a moment later
+        with pytest.raises(NodeLostError, match="node 3 was lost"):
+            run.until(lambda: False)
+
+
+def test_a_node_whose_zygote_ended_makes_itself_ready_again(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    node.hands.lost = "the process that starts workers ended"
+    with pytest.raises(ZygoteLostError, match="node 1: the process that starts workers ended") as caught:
+        run.until(lambda: False)
+    assert caught.value.node == 1
+    assert not run.host.ready()
+    node.hands.is_ready = False
+    run.host.reopen()
+    run.until(lambda: ("reopen",) in node.hands.calls)
+    assert ("reopen",) not in run.hands.calls
+    assert not run.host.ready()
+    node.hands.is_ready = True
+    run.until(run.host.ready)
+    assert run.started == []
+
+
+def test_the_first_nodes_own_zygote(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    run.hands.lost = "it ended"
+    with pytest.raises(ZygoteLostError, match="it ended"):
+        run.until(lambda: False)
+    run.host.reopen()
+    assert ("reopen",) in run.hands.calls
+    assert ("reopen",) not in node.hands.calls
+    run.until(run.host.ready)
+
+
+def test_a_node_that_does_not_come_is_started_again(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    run.clock.advance(29.0)
+    assert run.host.wait(0.0) == []
+    run.clock.advance(2.0)
+    with pytest.raises(NodeLostError, match="its agent did not come within 30 s"):
+        run.host.wait(0.0)
+    assert run.started == [1]
+    run.host.reopen()
+    run.clock.advance(29.0)
+    assert run.host.wait(0.0) == []
+
+
+def test_the_newest_agent_of_a_node_is_the_one(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (old,) = run.up()
+    run.nodes.clear()
+    with pytest.raises(NodeLostError, match="another agent has taken its place"):
+        run.join(1)
+    with pytest.raises(LinkLostError):
+        _turn_until_lost(old)
+
+
+def test_a_node_that_is_to_be_given_back_stops_the_run(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    assert run.host.stop_reason() is None
+    node.asked = "preempt"
+    run.until(lambda: run.host.stop_reason() == "preempt")
+
+
+def test_the_end_waits_for_the_nodes(cluster: Callable[[int], Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    closing = threading.Thread(target=run.host.close)
+    closing.start()
+    node.follower.serve()
+    assert closing.is_alive(), "the node has not closed its end yet"
+    node.link.close()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert run.hands.calls[-1] == ("close",)
+
+
+def test_a_node_without_a_controller(tmp_path: pathlib.Path) -> None:
+    run, clock = RunDir(tmp_path / "run"), FakeClock()
+    run.create()
+
+    def find() -> object:
+        return find_controller(run, 1, address="", clock=clock, timeout_seconds=_TIMEOUT_SECONDS, patience_seconds=60.0)
+
+    with pytest.raises(LinkLostError, match=r"node 1 found no controller within 60 s: there is no .*controller\.json"):
+        find()
+    run.controller.write_text('{"host": "127.0.0.1", "port": 1, "token": "x", "version": 1}')
+    with pytest.raises(LinkLostError, match="there is no controller at 127.0.0.1:1"):
+        find()
+    Status(state="FAILED", updated=0.0).write(run)
+    assert find() is None, "nothing is to be done any more"
