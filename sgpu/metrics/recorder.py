@@ -70,7 +70,7 @@ class Recorder:
             if name not in self._known:
                 names.check(name)
                 self._known.add(name)
-            number[name] = value if type(value) is float else _number(name, value)
+            number[name] = value if type(value) is float else number_of(name, value)
         if self._closed:
             raise InputError(f"metrics at step {step} came after the recorder of rank {self._rank} was closed")
         if not number:
@@ -170,7 +170,12 @@ def _step(step: object) -> int:
     return whole
 
 
-def _number(name: str, value: Any) -> float:
+def number_of(name: str, value: Any) -> float:
+    """A metric's value: a number, a 0-dimensional tensor or a NumPy scalar.
+
+    Raises:
+        InputError: it is anything else.
+    """
     try:
         if isinstance(value, (str, bytes, bytearray)) or getattr(value, "ndim", 0) != 0:
             raise TypeError

@@ -11,10 +11,9 @@ from sgpu.contract.policies import CheckpointPolicy
 
 
 def check_counts(*, epochs: Any, max_steps: Any, accumulate: Any, checkpoint_every: Any) -> None:
-    for name, value in (("epochs", epochs), ("accumulate", accumulate)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise InputError(f"TrainLoop({name}=...) must be a whole number, 1 or more; found {value!r}")
-    for name, value in (("max_steps", max_steps), ("checkpoint_every", checkpoint_every)):
+    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+        raise InputError(f"TrainLoop(epochs=...) must be a whole number, 1 or more; found {epochs!r}")
+    for name, value in (("accumulate", accumulate), ("max_steps", max_steps), ("checkpoint_every", checkpoint_every)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
             raise InputError(f"TrainLoop({name}=...) must be a whole number, 1 or more, or None; found {value!r}")
 

@@ -1,4 +1,4 @@
-"""Counters of the loop, and the loader's position, as things that are checkpointed a rank."""
+"""The loader's position, the random streams and own buffers of a rank, as one thing that is checkpointed."""
 
 from __future__ import annotations
 
@@ -8,28 +8,8 @@ from typing import Any
 from sgpu.contract.errors import PositionError
 from sgpu.data.order import mix
 from sgpu.training.buffers import OwnBuffers
+from sgpu.training.progress import Progress
 from sgpu.training.rng import Draws, loader_parts
-
-
-class Progress:
-    """Where the loop is.
-
-    Attributes:
-        step: optimizer steps completed.
-        epoch: of the next batch.
-        batch: batches of this epoch that were trained.
-    """
-
-    def __init__(self) -> None:
-        self.step = 0
-        self.epoch = 0
-        self.batch = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"step": self.step, "epoch": self.epoch, "batch": self.batch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.step, self.epoch, self.batch = int(state["step"]), int(state["epoch"]), int(state["batch"])
 
 
 class Position:
@@ -80,7 +60,9 @@ class Position:
         if self._loader is not None and not self.stateful:
             self._replay = int(state["batch"])
 
-    def load_from_another_world(self, former: Callable[[int], dict[str, Any]], *, rank: int) -> None:
+    def load_from_another_world(
+        self, former: Callable[[int], dict[str, Any]], *, rank: int, world: int, former_world: int
+    ) -> None:
         """The world size has changed: the data position carries over, if it is the same for all ranks or they merge.
 
         The random streams of the former ranks cannot be dealt to others. Each rank begins new ones, which depend on
@@ -95,10 +77,12 @@ class Position:
         merges = bool(told.get("merges")) and hasattr(self._loader, "load_states")
         if self._loader is not None and not (told.get("global") or merges):
             raise PositionError(
-                f"the checkpoint was made with another world size, and the position of {type(self._loader).__name__} "
-                "belongs to its ranks alone. Resume with the former world size, use sgpu.data.DataLoader over a "
-                "VolumeDataset or a map-style data set, or keep checkpoints of epochs' edges (loop.save() in the last "
-                "step of an epoch): from there any world goes on."
+                f"the checkpoint was made by {former_world} ranks and there are {world} now; the position of "
+                f"{type(self._loader).__name__} belongs to each rank of its world alone. Resume with {former_world} "
+                "ranks, use sgpu.data.DataLoader over a VolumeDataset or a map-style data set, or keep checkpoints of "
+                "epochs' edges (loop.save() in the last step of an epoch): from there any world goes on.",
+                saved=former_world,
+                found=world,
             )
         self._seed, self._ahead = state.get("seed", self._seed), state.get("ahead", 0)
         if merges:

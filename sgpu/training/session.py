@@ -52,6 +52,11 @@ class Session:
     def emit(self, kind: str, **facts: Any) -> None:
         emit(self.run, kind, generation=self.generation, rank=self.rank, **facts)
 
+    def say(self, text: str) -> None:
+        """One line from rank 0."""
+        if self.rank == 0:
+            print(f"sgpu: {text}", flush=True)
+
     def write_status(self, state: State, *, step: int = 0, epoch: int = 0, error: BaseException | None = None) -> None:
         """Without an agent, rank 0 says where the run stands."""
         if self.supervised or self.rank != 0:

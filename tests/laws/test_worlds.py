@@ -23,6 +23,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 
 from sgpu import CheckpointPolicy
 from sgpu.data import DataLoader, VolumeDataset
+from sgpu.data.order import order
 from sgpu.testing.laws.fresh import FAILED, FreshProcesses
 from sgpu.testing.laws.worker import become_worker, make_run
 from sgpu.training import TrainLoop, seed_everything
@@ -65,6 +66,8 @@ def loader_of(kind: str, rank: int, world: int, folder: pathlib.Path) -> Any:
         return DataLoader(Numbers(), 2, shuffle=True, seed=5, num_workers=0)
     if kind == "dropping":
         return DataLoader(Numbers(), 3, shuffle=True, seed=5, num_workers=0, drop_last=True)
+    if kind == "global batch":
+        return DataLoader(Numbers(), 2, shuffle=True, seed=5, num_workers=0, global_batch_size=6)
     if kind == "sampler":
         sampler = DistributedSampler(Numbers(), num_replicas=world, rank=rank)
         return DataLoader(Numbers(), 4, sampler=sampler, num_workers=0)
@@ -203,7 +206,7 @@ def test_what_belongs_to_its_world_goes_on_at_an_edge_and_is_refused_elsewhere(
     first = Life(number=1, world=1, until=1)
     assert run.live(first) == [-signal.SIGKILL], run.log(first)
     assert run.live(last) == [FAILED, FAILED], run.log(last)
-    assert "made with another world size" in run.log(last)
+    assert "made by 1 ranks and there are 2 now" in run.log(last)
     assert "keep checkpoints of epochs' edges" in run.log(last)
 
 
@@ -218,3 +221,25 @@ def test_files_of_several_samples_go_on_in_other_worlds(hosts: list[FreshProcess
         assert run.live(life) == [-signal.SIGKILL] * life.world, run.log(life)
     assert run.live(last) == [0], run.log(last)
     assert run.trained(first, second, last) == {0: list(range(36)), 1: list(range(36))}
+
+
+def test_a_global_batch_is_a_step_of_any_world(hosts: list[FreshProcesses], tmp_path: pathlib.Path) -> None:
+    """6 samples a step: 3 batches of 2 on one rank, 1 of 2 on each of 3, 3 of 1 on each of 2 (2 for the last 5)."""
+    run = Lives(hosts=hosts, folder=tmp_path, kind="global batch")
+    first, second = Life(number=1, world=1, until=1), Life(number=2, world=3, until=3)
+    last = Life(number=3, world=2)
+    for life in (first, second):
+        assert run.live(life) == [-signal.SIGKILL] * life.world, run.log(life)
+    assert run.live(last) == [0, 0], run.log(last)
+    trained: dict[int, list[int]] = {}
+    for life in (first, second, last):
+        parts = run.records(life)
+        for turn in range(len(parts[0])):
+            step = parts[0][turn][0]
+            trained.setdefault(step, []).extend(number for rank in parts for number in rank[turn][2])
+    assert [len(records) for records in (run.records(first)[0], run.records(second)[0])] == [3, 2]
+    assert len(run.records(last)[0]) == 2 + 3 * 3 + 2
+    for epoch in range(2):
+        whole = order(np.arange(COUNT), samples=COUNT, seed=5, epoch=epoch).tolist()
+        found = [trained[4 * epoch + step] for step in range(4)]
+        assert found == [whole[at : at + 6] for at in range(0, COUNT, 6)]

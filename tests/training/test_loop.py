@@ -270,6 +270,70 @@ def test_an_epoch_that_goes_on_with_other_batches_ends_where_its_samples_end(
     assert [event["epoch"] for event in events(run, "epoch_ended")] == [0, 1]
 
 
+def test_global_batches_in_parts_are_steps(root: pathlib.Path, supervised: Begin) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(22.0)[:, None])
+    supervised()
+    loop = TrainLoop(
+        loader=DataLoader(data, 3, num_workers=0, global_batch_size=8), checkpoints=str(root), epochs=2
+    )  # fmt: skip
+    due = []
+    for number, _ in enumerate(loop, start=1):
+        if loop.is_update_step:
+            due.append(number)
+    assert (due, loop.step) == ([4, 8, 11, 15, 19, 22], 6)
+    supervised()
+    with pytest.raises(InputError, match=r"accumulate=3\): the loader gives its global batch of 8 samples in 4 parts"):
+        TrainLoop(loader=DataLoader(data, 3, num_workers=0, global_batch_size=8), accumulate=3)
+    whole = DataLoader(data, num_workers=0, global_batch_size=8)
+    several = TrainLoop(loader=whole, accumulate=2, checkpoints=str(root / "other"))
+    assert sum(1 for _ in several) == 3
+    assert several.step == 2
+
+
+def test_groups_begin_anew_where_the_loop_resumes_with_others(root: pathlib.Path, supervised: Begin) -> None:
+    """8 batches: two steps of 3, then one of 2 that the rest gives."""
+    supervised()
+    first = Training(root, loader=loader(16), accumulate=3, checkpoint_every=1)
+    for _ in first:
+        if first.loop.step == 0 and first.loop.is_update_step:
+            first.loop.stop()
+    supervised()
+    rest = Training(root, loader=loader(16), accumulate=2)
+    due = [rest.loop.is_update_step for _ in rest]
+    assert (first.loop.step, due, rest.loop.step) == (1, [False, True, False, True, True], 4)
+
+
+def test_the_last_metrics_are_there_where_nothing_is_left_to_do(root: pathlib.Path, supervised: Begin) -> None:
+    supervised()
+    training = Training(root, checkpoint_every=1)
+    assert (training.loop.metrics, training.loop.finished) == ({}, False)
+    for number, _ in enumerate(training):
+        training.loop.log(loss=torch.tensor(0.5 + number, requires_grad=True), first=1 - min(number, 1))
+        if number == 3:
+            training.loop.log(loss=7)
+    assert training.loop.metrics == {"loss": 7.0, "first": 0.0}
+    assert training.loop.finished
+    supervised()
+    again = Training(root)
+    assert again.loop.finished
+    assert again.run() == 0
+    assert again.loop.metrics == {"loss": 7.0, "first": 0.0}
+
+
+def test_metrics_of_the_checkpoint_are_those_of_its_step(root: pathlib.Path, supervised: Begin) -> None:
+    supervised()
+    training = Training(root, checkpoint_every=2)
+    total = torch.zeros(())
+    for _ in training:
+        total += 1  # in place: what is kept must not follow it
+        training.loop.log(total=total)
+        if training.loop.step == 2:
+            break
+    training.loop._checkpointer.close()
+    supervised()
+    assert Training(root).loop.metrics == {"total": 2.0}
+
+
 class Short(torch.utils.data.Dataset[torch.Tensor]):
     """Says fewer samples than its sampler gives."""
 
@@ -330,6 +394,7 @@ def test_a_loader_with_other_generators_is_refused_by_name(root: pathlib.Path, s
         ({"epochs": 0}, r"TrainLoop\(epochs=...\) must be a whole number, 1 or more; found 0"),
         ({"epochs": True}, r"epochs=...\) must be a whole number"),
         ({"epochs": 1.5}, r"found 1.5"),
+        ({"accumulate": True}, r"accumulate=...\) must be a whole number, 1 or more, or None; found True"),
         ({"accumulate": 0}, r"accumulate=...\) must be"),
         ({"accumulate": "4"}, r"accumulate=...\) must be"),
         ({"max_steps": 0}, r"max_steps=...\) must be a whole number, 1 or more, or None; found 0"),
