@@ -86,8 +86,16 @@ class Manifest:
                 path=where,
                 file=names.MANIFEST,
             )
-        with collector.paused():
-            return cls._from_json(json.loads(content), where)
+        try:
+            with collector.paused():
+                return cls._from_json(json.loads(content), where)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointCorruptError(
+                f"{where}/{names.MANIFEST} is not what sgpu writes, although its checksum fits "
+                f"({type(error).__name__}: {error}). Use another checkpoint.",
+                path=where,
+                file=names.MANIFEST,
+            ) from error
 
     @classmethod
     def _from_json(cls, value: dict[str, Any], where: str) -> Manifest:
@@ -139,7 +147,16 @@ def file_to_json(entry: FileEntry) -> dict[str, Any]:
 
 def file_from_json(value: dict[str, Any]) -> FileEntry:
     items = tuple(
-        Item(name=name, offset=offset, size_bytes=size, crc32c=int(crc, 16), data_offset=at, data_bytes=data)
+        Item(
+            name=name, offset=_count(offset), size_bytes=_count(size), crc32c=int(crc, 16), data_offset=_count(at),
+            data_bytes=_count(data),
+        )
         for name, offset, size, crc, at, data in value.get("items", ())
-    )
-    return FileEntry(size_bytes=value["bytes"], crc32c=int(value["crc32c"], 16), items=items)
+    )  # fmt: skip
+    return FileEntry(size_bytes=_count(value["bytes"]), crc32c=int(value["crc32c"], 16), items=items)
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"expected a number of bytes, found {str(value)[:40]!r}")
+    return value

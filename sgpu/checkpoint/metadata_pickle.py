@@ -13,7 +13,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from sgpu.checkpoint import collector, names
+from sgpu.checkpoint import collector, names, opcodes
 from sgpu.contract.errors import CheckpointCorruptError, UnsafeCheckpointError
 
 OUR_SAVE_ID = "sgpu/1"
@@ -32,6 +32,7 @@ _PATHS = {
 }
 _DTYPE_PREFIXES = ("float", "bfloat", "int", "uint", "complex", "bool", "double", "half", "long", "short", "bits")
 Box = tuple[int, ...]
+_MOST = 2**63
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,17 +115,17 @@ class _Unpickler(pickle.Unpickler):
         if key in _RECORDS:
             return _stand_in(name)
         if key == (_META, "_MEM_FORMAT_ENCODING"):
-            return lambda value: f"memory format {value}"
+            return lambda value: f"memory format {int(value)}"
         if key == ("builtins", "getattr"):  # how Python 3.11.0 to 3.11.3 pickles an enum's member
-            return lambda _owner, member: f"memory format {member}"
+            return lambda _owner, member: f"memory format {_str(member)}"
         if key == ("torch.serialization", "_get_layout"):
-            return lambda layout: str(layout)
+            return lambda layout: _str(layout)
         if key == ("torch", "Size"):
-            return lambda sizes=(): tuple(sizes)
+            return lambda sizes=(): _box(tuple(sizes))
         if key == ("collections", "OrderedDict"):
             return OrderedDict
         if key in _PATHS:
-            return lambda *parts: "/".join(map(str, parts))
+            return lambda *parts: "/".join(map(_str, parts))
         if module == "torch" and name.startswith(_DTYPE_PREFIXES) and name.isidentifier():
             return f"dtype {name}"
         self._refuse(f"{module}.{name}")
@@ -150,6 +151,7 @@ def parse(content: bytes, where: str) -> CheckpointIndex:
         CheckpointCorruptError: it is not a DCP metadata record.
     """
     try:
+        opcodes.check(content)
         with collector.paused():
             return _to_index(_Unpickler(content, where).load())
     except UnsafeCheckpointError:
@@ -221,8 +223,8 @@ def _chunk(record: Any) -> Chunk:
 
 def _place(facts: dict[Any, Any]) -> Place:
     offset, length, transforms = facts.get("offset"), facts.get("length"), facts.get("transform_descriptors")
-    if not (isinstance(offset, int) and isinstance(length, int) and offset >= 0 and length >= 0):
-        raise ValueError(f"expected an offset and a length, found {str((offset, length))[:80]!r}")
+    if not (isinstance(offset, int) and isinstance(length, int) and 0 <= offset < _MOST and 0 <= length < _MOST):
+        raise ValueError(f"expected an offset and a length, found {_shown(offset)} and {_shown(length)}")
     _expect(not transforms, "data without transforms", transforms)
     return Place(file=_file(facts.get("relative_path")), offset=offset, size_bytes=length)
 
@@ -251,7 +253,15 @@ def _kind(value: Any) -> str:
 
 def _expect(ok: bool, expected: str, found: Any) -> None:
     if not ok:
-        raise ValueError(f"expected {expected}, found {str(found)[:80]!r}")
+        raise ValueError(f"expected {expected}, found {_shown(found)}")
+
+
+def _shown(value: Any) -> str:
+    """Containers only by their kind: in full, one of them can be longer than the memory."""
+    if isinstance(value, str):
+        return repr(value[:80])
+    short = value is None or (isinstance(value, int) and abs(value) < _MOST)
+    return str(value) if short else f"a {type(value).__name__}"
 
 
 def _dict(value: Any) -> dict[Any, Any]:
@@ -268,6 +278,6 @@ def _str(value: Any) -> str:
 @functools.lru_cache(maxsize=4096)
 def _box(value: Any) -> Box:
     """Few shapes are different: each is checked once, and what equals it is it."""
-    ok = isinstance(value, tuple) and all(isinstance(part, int) and part >= 0 for part in value)
+    ok = isinstance(value, tuple) and all(isinstance(part, int) and 0 <= part < _MOST for part in value)
     _expect(ok, "a shape", value)
     return tuple(int(part) for part in value)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sgpu.checkpoint import archive
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointSaveError, UnsafeCheckpointError
 
 MARK = "__sgpu__"
@@ -143,6 +144,7 @@ def from_bytes(content: bytes | memoryview, where: str, file: str, name: str) ->
         CheckpointCorruptError: it cannot be read.
     """
     try:
+        archive.check(content)
         return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UnsafeCheckpointError(
@@ -152,7 +154,9 @@ def from_bytes(content: bytes | memoryview, where: str, file: str, name: str) ->
             file=file,
             name=name,
         ) from error
-    except (RuntimeError, EOFError, ValueError, KeyError, TypeError, OSError) as error:
+    except (
+        RuntimeError, EOFError, ValueError, LookupError, TypeError, AttributeError, OSError, MemoryError, OverflowError,
+    ) as error:  # fmt: skip
         raise CheckpointCorruptError(
             f"{where} is damaged: {name} in {file} cannot be read ({type(error).__name__}: {error}). "
             "Use another checkpoint.",
