@@ -127,7 +127,7 @@ class Connection:
 
     def _open_copies(self, generation: int) -> dict[str, Any]:
         if self._copies is None:
-            return {"alone": "this process does not know other nodes"}
+            return {"alone": wire.NO_AGENT}
         alone = self._copies.open(generation)
         if alone is None:
             self._copying = self._copies

@@ -41,7 +41,7 @@ class HelperWriter:
         self._store = store
         self._peers = peers
         self.node: int | None = None
-        self.alone: str | None = "no agent keeps a helper process on each node" if peers else None
+        self.alone: str | None = wire.NO_AGENT if peers else None
         self._not_copied = Failures()
         self._rank = rank
         self._generation = generation

@@ -13,6 +13,7 @@ from sgpu.contract.errors import CheckpointError
 
 _HEAD = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")
+NO_AGENT = "no agent keeps a helper process on each node"
 MOST_DESCRIPTORS = 250  # the kernel takes 253 a message
 
 
