@@ -65,7 +65,6 @@ def train(volume: str, evidence: str, epochs: int = 5, seed: int = 7, learning_r
     loader: Any = DataLoader(Images(VolumeDataset(volume, pattern="**/*.jpg", shuffle=True, seed=seed)), batch_size=32)
     loop = sgpu.TrainLoop(model=model, optimizer=optimizer, loader=loader, epochs=epochs, checkpoint_every=15)
     ledger = pathlib.Path(evidence) / f"rank{sgpu.runtime.rank()}.jsonl"
-    loss = torch.zeros(())
     with ledger.open("a", buffering=1) as lines:
         for images, labels, names in loop:
             epoch = loop.epoch
@@ -78,7 +77,7 @@ def train(volume: str, evidence: str, epochs: int = 5, seed: int = 7, learning_r
             loop.log(loss=loss.item(), accuracy=accuracy.item())
             record = {"time": time.time(), "pid": os.getpid(), "step": loop.step + 1, "epoch": epoch}
             lines.write(json.dumps({**record, "files": list(names)}) + "\n")
-    return {"hash": _hash(model, optimizer), "loss": float(loss), "steps": loop.step}
+    return {"hash": _hash(model, optimizer), "loss": loop.metrics["loss"], "steps": loop.step}
 
 
 def _hash(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
