@@ -2,73 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import os
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
-from sgpu.checkpoint import checksum, choose, names, prune, retention
+from sgpu.checkpoint import choose, inspection, inventory, names, protection, prune, retention
 from sgpu.checkpoint.choose import Opened
-from sgpu.checkpoint.metadata_pickle import Box
-from sgpu.checkpoint.storage import CHUNK_BYTES, open_store
-from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError, InputError
+from sgpu.checkpoint.inspection import Difference, Inspection, Verification
+from sgpu.checkpoint.inventory import Entry
+from sgpu.checkpoint.storage import open_store
+from sgpu.contract.errors import CheckpointError, CheckpointNotFoundError
 from sgpu.contract.policies import CheckpointPolicy
-
-_ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,
-               "int16": 2, "complex128": 16, "uint64": 8, "uint32": 4, "uint16": 2}  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorEntry:
-    name: str
-    dtype: str
-    shape: Box
-    size_bytes: int
-    shards: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inspection:
-    """What a checkpoint holds. `verified`: it has checksums; `objects` are names of what is not a tensor."""
-
-    step: int
-    path: str
-    tensors: tuple[TensorEntry, ...]
-    objects: tuple[str, ...]
-    size_bytes: int
-    world_size: int | None
-    verified: bool
-    created_unix_seconds: float | None
-    versions: dict[str, str]
-    run_id: str | None
-    metadata: dict[str, Any]
-
-    @property
-    def data_position(self) -> Any:
-        """As the training loop noted it; None where it did not."""
-        return self.metadata.get("data_position")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verification:
-    """`problems` are empty for a whole checkpoint. `verified`: there were checksums to compare with."""
-
-    step: int
-    path: str
-    ok: bool
-    verified: bool
-    deep: bool
-    problems: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """`changed`: another dtype or shape. `values_changed`: other bytes, where both have checksums."""
-
-    only_first: tuple[str, ...] = ()
-    only_second: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    values_changed: tuple[str, ...] = field(default=())
 
 
 class Catalog:
@@ -88,6 +33,65 @@ class Catalog:
 
     def path(self, step: int) -> str:
         return self._open(step).path
+
+    def entries(self) -> list[Entry]:
+        """Every folder that stands for a step, also damaged, protected, unfinished and abandoned ones; newest first."""
+        return inventory.take(self._store)
+
+    def quarantine(self, *, deep: bool = False) -> list[Entry]:
+        """Damaged checkpoints, each with what is missing or damaged. Nothing here is ever deleted by sgpu.
+
+        Args:
+            deep: read every byte of those that pass the cheap check, too.
+        """
+        found = []
+        for entry in self.entries():
+            if deep and entry.state == "valid":
+                wrong = inspection.deep_problems(self._store, choose.open_checkpoint(self._store, entry.folder))
+                entry = replace(entry, state="damaged", problems=tuple(wrong)) if wrong else entry
+            if entry.state == "damaged":
+                found.append(entry)
+        return found
+
+    def protect(self, step: int, reason: str = "") -> str:
+        """Keeps a step from being pruned, by whatever run, until `unprotect`. Gives the folder's path.
+
+        Its marker lies beside the folder, which stays as it was committed. Another attempt of the step that is saved
+        later is not meant.
+
+        Raises:
+            CheckpointNotFoundError, CheckpointCorruptError: there is no such valid step.
+        """
+        opened = self._open(step)
+        protection.protect(self._store, opened.folder, reason)
+        return opened.path
+
+    def unprotect(self, step: int) -> None:
+        """Leaves a step to the rules again.
+
+        Raises:
+            CheckpointNotFoundError: it is not protected.
+        """
+        folders = [
+            f for f in names.protected(self._store.names("")) if (found := names.parse_step(f)) and found.step == step
+        ]
+        for folder in folders:
+            protection.unprotect(self._store, folder)
+        if not folders:
+            raise CheckpointNotFoundError(
+                f"step {step} is not protected under {self._store.url}; protected: {sorted(self.protected())}.",
+                path=self._store.url,
+                step=step,
+            )
+
+    def protected(self) -> dict[int, str]:
+        """Step -> the reason that was given."""
+        found = {}
+        for folder in sorted(names.protected(self._store.names(""))):
+            parsed = names.parse_step(folder)
+            if parsed is not None:
+                found[parsed.step] = protection.reason(self._store, folder)
+        return found
 
     def _valid(self) -> list[tuple[names.StepFolder, Opened]]:
         found = []
@@ -125,90 +129,56 @@ class Catalog:
         except CheckpointError as error:
             path = str(error.facts.get("path", self._store.url))
             return Verification(step=step, path=path, ok=False, verified=True, deep=deep, problems=(str(error),))
-        problems = self._deep_problems(opened) if deep else ()
+        problems = inspection.deep_problems(self._store, opened) if deep else ()
         return Verification(
             step=step, path=opened.path, ok=not problems, verified=opened.manifest is not None, deep=deep,
             problems=tuple(problems),
         )  # fmt: skip
 
-    def _deep_problems(self, opened: Opened) -> list[str]:
-        problems = []
-        for file, entry in (opened.manifest.files if opened.manifest else {}).items():
-            spans = [(item.name, item.offset, item.size_bytes, item.crc32c) for item in entry.items]
-            covered = sum(size for _, _, size, _ in spans)
-            if not spans or covered != entry.size_bytes:
-                spans = [(file, 0, entry.size_bytes, entry.crc32c)]
-            for name, offset, size, expected in spans:
-                if self._crc(f"{opened.folder}/{file}", offset, size) != expected:
-                    problems.append(f"{name} in {file}: its bytes are not those that were written")
-        return problems
-
-    def _crc(self, path: str, offset: int, size_bytes: int) -> int:
-        value = 0
-        for start in range(offset, offset + size_bytes, CHUNK_BYTES):
-            value = checksum.of(self._store.read(path, start, min(CHUNK_BYTES, offset + size_bytes - start)), value)
-        return value
-
     def inspect(self, step: int) -> Inspection:
         """Names, shapes, dtypes, bytes, world size, versions, data position, metadata."""
-        opened = self._open(step)
-        tensors = tuple(
-            TensorEntry(
-                name=name, dtype=info.dtype, shape=info.shape, shards=len(info.chunks),
-                size_bytes=math.prod(info.shape) * _ITEM_BYTES.get(info.dtype, 1),
-            )
-            for name, info in sorted(opened.index.tensors.items())
-        )  # fmt: skip
-        manifest = opened.manifest
-        files = {place.file: 0 for place in opened.index.places.values()}
-        size = manifest.size_bytes if manifest else sum(self._store.size(f"{opened.folder}/{f}") or 0 for f in files)
-        return Inspection(
-            step=step,
-            path=opened.path,
-            tensors=tensors,
-            objects=tuple(sorted(opened.index.objects)),
-            size_bytes=size,
-            world_size=manifest.world_size if manifest else None,
-            verified=manifest is not None,
-            created_unix_seconds=manifest.created_unix_seconds if manifest else None,
-            versions=manifest.versions if manifest else {},
-            run_id=manifest.run_id if manifest else None,
-            metadata=manifest.metadata if manifest else {},
-        )
+        return inspection.inspect(self._store, self._open(step), step)
 
     def diff(self, first: int, second: int) -> Difference:
         """What two checkpoints hold differently."""
-        a, b = self._open(first), self._open(second)
-        names_a, names_b = set(a.index.tensors) | a.index.objects, set(b.index.tensors) | b.index.objects
-        both = a.index.tensors.keys() & b.index.tensors.keys()
-        shape = {n: (a.index.tensors[n], b.index.tensors[n]) for n in both}
-        changed = {n for n, (x, y) in shape.items() if (x.dtype, x.shape) != (y.dtype, y.shape)}
-        sums_a, sums_b = _checksums(a), _checksums(b)
-        same = (names_a & names_b) - changed
-        comparable = {n for n in same if sums_a.get(n, {}).keys() == sums_b.get(n, {}).keys() and n in sums_a}
-        return Difference(
-            only_first=tuple(sorted(names_a - names_b)),
-            only_second=tuple(sorted(names_b - names_a)),
-            changed=tuple(sorted(changed)),
-            values_changed=tuple(sorted(n for n in comparable if sums_a[n] != sums_b[n])),
-        )
+        return inspection.diff(self._open(first), self._open(second))
 
-    def export(self, step: int, path: str | os.PathLike[str], format: str = "safetensors") -> str:  # noqa: A002
-        """Writes all tensors of a step into one file, checked byte for byte.
+    def export(
+        self,
+        step: int,
+        path: str | os.PathLike[str],
+        format: str = "safetensors",  # noqa: A002
+        *,
+        part: str | None = None,
+        rename: Mapping[str, str] | Callable[[str], str | None] | None = None,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        shard_bytes: int = 5 * 10**9,
+    ) -> str:
+        """Writes the tensors of a step for other tools, each byte checked, one tensor in memory at a time.
 
         Args:
             step: which.
-            path: of the new file; must not exist.
-            format: "safetensors" (needs that package) or "torch" (a dictionary, for `torch.load`).
+            path: of the new file or folder; must not exist.
+            format: "safetensors" or "torch" (a dictionary, for `torch.load`): one file. "hf": a folder as Hugging
+                Face's libraries lay it out: model.safetensors, or several files and their index, and config.json; tied
+                weights once.
+            part: only the tensors of this entry of the state, under their own names. For "hf" it is "model".
+            rename: a mapping of regular expressions to replacements, applied in order to each name; or a function,
+                where None leaves a tensor out.
+            config: for "hf": what goes into config.json, or the path of such a file.
+            shard_bytes: for "hf": no file becomes larger, but for one tensor alone.
 
         Returns:
             The path.
-        """
-        if format not in ("safetensors", "torch"):
-            raise InputError(f'format must be "safetensors" or "torch"; found {format!r}')
-        from sgpu.checkpoint.export import export  # needs torch
 
-        return export(self._store, self._open(step), os.fspath(path), format)
+        Raises:
+            InputError: the path exists, or nothing is left to export.
+            CheckpointCorruptError: bytes are not those that were written; nothing is left at `path`.
+        """
+        from sgpu.checkpoint.export import Wanted, export  # needs torch
+
+        wanted = Wanted(format=format, part=part, rename=rename or {}, config=config, shard_bytes=shard_bytes)
+        return export(self._store, self._open(step), os.fspath(path), wanted)
 
     def prune(
         self,
@@ -219,7 +189,9 @@ class Catalog:
         protect: tuple[str, ...] = (),
         dry_run: bool = False,
     ) -> list[str]:
-        """Removes checkpoints that none of the rules keeps; never the only valid one, never another name.
+        """Removes checkpoints that none of the rules keeps, and saves that were begun by a run that is over.
+
+        Never the only valid one, a protected or damaged one, what a run that is alive has begun, or another name.
 
         Args:
             keep_last: the newest so many valid steps stay.
@@ -229,27 +201,16 @@ class Catalog:
             dry_run: remove nothing.
 
         Returns:
-            Names of the folders removed, oldest first.
+            Names of the folders removed, oldest first, abandoned ones last.
         """
         policy = replace(CheckpointPolicy(), keep_last=keep_last, keep_every=keep_every, keep_best=keep_best)
         found, foreign = retention.candidates(self._store, keep_best)
-        gone = prune.choose(found, policy, {*protect, *foreign})
+        root = self._store.names("")
+        gone = prune.choose(found, policy, {*protect, *foreign, *names.protected(root)})
+        left = retention.abandoned(
+            self._store, root, {c.folder.name for c in found}, inventory.living(self._store, root)
+        )
+        gone += [folder.name for folder in left]
         for name in () if dry_run else gone:
             prune.remove(self._store, name)
         return gone
-
-
-def _checksums(opened: Opened) -> dict[str, dict[Any, int]]:
-    """Name -> {offsets of a shard: checksum}."""
-    if opened.manifest is None:
-        return {}
-    at = {(file, item.offset): item.crc32c for file, e in opened.manifest.files.items() for item in e.items}
-    found: dict[str, dict[Any, int]] = {}
-    for (name, offsets), place in opened.index.places.items():
-        value = at.get((place.file, place.offset))
-        if value is None:
-            raise CheckpointCorruptError(
-                f"{opened.path}: manifest and commit record do not agree about {name}.", path=opened.path, tensor=name
-            )
-        found.setdefault(name, {})[offsets] = value
-    return found

@@ -7,6 +7,7 @@ compares each file's size; it reads no tensor.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from sgpu.checkpoint import checksum, metadata_pickle, names
@@ -48,6 +49,22 @@ def open_checkpoint(store: Store, folder: str) -> Opened:
         CheckpointCorruptError: something is missing or has another size; names the file.
         UnsafeCheckpointError: the record asks for code.
     """
+    opened, wrong = _look(store, folder)
+    for file, what in wrong:
+        raise _damaged(opened.path, file, what)
+    return opened
+
+
+def problems(store: Store, folder: str) -> list[str]:
+    """All that the cheap check finds: each file that is missing or has another size."""
+    try:
+        return [f"{file}: {what}" for file, what in _look(store, folder)[1]]
+    except CheckpointError as error:
+        return [str(error)]
+
+
+def _look(store: Store, folder: str) -> tuple[Opened, Iterator[tuple[str, str]]]:
+    """What the record and the manifest say; and (file, what is wrong with it)."""
     path = f"{store.url}/{folder}" if folder else store.url
     prefix = f"{folder}/" if folder else ""
     try:
@@ -57,21 +74,25 @@ def open_checkpoint(store: Store, folder: str) -> Opened:
             f"{path} holds no committed checkpoint: {names.METADATA}, which is written last, is not there.", path=path
         ) from None
     index = metadata_pickle.parse(record, path)
+    sizes = store.sizes(folder)
     manifest = None
-    if store.size(prefix + names.MANIFEST) is not None:
+    if names.MANIFEST in sizes:
         manifest = Manifest.from_bytes(store.read(prefix + names.MANIFEST), path)
         expected = manifest.files.get(names.METADATA)
         if expected is None or checksum.of(record) != expected.crc32c or len(record) != expected.size_bytes:
             raise _damaged(path, names.METADATA, "its bytes are not those that were written")
     elif index.ours:
         raise _damaged(path, names.MANIFEST, "it is missing")
-    for file, (size, exact) in _expected_sizes(index, manifest).items():
-        found = store.size(prefix + file)
+    return Opened(folder=folder, path=path, index=index, manifest=manifest), _wrong(index, manifest, sizes)
+
+
+def _wrong(index: CheckpointIndex, manifest: Manifest | None, sizes: dict[str, int]) -> Iterator[tuple[str, str]]:
+    for file, (size, exact) in sorted(_expected_sizes(index, manifest).items()):
+        found = sizes.get(file)
         if found is None:
-            raise _damaged(path, file, "it is missing")
-        if found != size if exact else found < size:
-            raise _damaged(path, file, f"it has {found} bytes and should have {size}")
-    return Opened(folder=folder, path=path, index=index, manifest=manifest)
+            yield file, "it is missing"
+        elif found != size if exact else found < size:
+            yield file, f"it has {found} bytes and should have {size}"
 
 
 def _expected_sizes(index: CheckpointIndex, manifest: Manifest | None) -> dict[str, tuple[int, bool]]:

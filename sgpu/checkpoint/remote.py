@@ -109,6 +109,17 @@ class FsspecStore:
             return []
         return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found if str(name).rstrip("/") != where})
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        where = self._path(folder)
+        self._files.invalidate_cache()
+        try:
+            found = self._retry(lambda: self._files.ls(where, detail=True))
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        return {
+            str(entry["name"]).rpartition("/")[2]: int(entry["size"] or 0) for entry in found if entry["type"] == "file"
+        }
+
     def size(self, path: str) -> int | None:
         self._files.invalidate_cache()
         try:

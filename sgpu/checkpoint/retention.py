@@ -59,9 +59,8 @@ def abandoned(
     store: Store, root: list[str], committed: Collection[str], alive: Collection[int]
 ) -> Iterator[names.StepFolder]:
     """Folders of saves that were begun, by an engine that is gone, and never committed."""
-    newest = max(alive, default=-1)
     for folder in names.step_folders(root):
-        over = folder.attempt not in alive and folder.attempt < newest
+        over = folder.attempt not in alive  # whoever writes has claimed its attempt before
         if folder.name not in committed and over and _is_ours(store, folder):
             yield folder
 

@@ -36,6 +36,9 @@ class Store(Protocol):
     def size(self, path: str) -> int | None:
         """Bytes of a file; None where there is no such file (also where it is a folder)."""
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Bytes of each file directly inside `folder`, from one listing; empty where there is none."""
+
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes from `offset` on; fewer than `length` where the file ends before."""
 
@@ -130,6 +133,13 @@ class PosixStore:
             return target.stat().st_size if target.is_file() else None
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        try:
+            with os.scandir(self._root / folder) as found:
+                return {entry.name: entry.stat().st_size for entry in found if entry.is_file()}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         with open(self._root / path, "rb") as file:

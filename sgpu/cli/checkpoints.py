@@ -1,4 +1,4 @@
-"""Checkpoints under a folder, a URL or a run: list, verify, inspect, diff, export, prune. Nothing is loaded for it."""
+"""Checkpoints under a folder, a URL or a run: list, verify, inspect, diff, export, protect, prune; loads nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import time
 import typer
 
 from sgpu.checkpoint import Catalog, choose
-from sgpu.checkpoint.catalog import Verification
+from sgpu.checkpoint.inspection import Verification
+from sgpu.checkpoint.inventory import Entry
 from sgpu.checkpoint.storage import open_store
 from sgpu.cli import screen
 from sgpu.contract.errors import CheckpointNotFoundError, InputError
@@ -61,31 +62,31 @@ def _step(found: Catalog, root: str, step: int | None) -> int:
 
 @app.command("list")
 def list_(where: str = WHERE) -> None:
-    """Lists checkpoints by step, damaged ones with the reason."""
+    """Lists checkpoints by step: protected ones, damaged ones with what is wrong, and saves never completed."""
     root = place(where)
-    found, steps = Catalog(root), _committed(root)
-    if not steps:
+    entries = Catalog(root).entries()
+    if not entries:
         typer.echo(f"no checkpoint under {root}")
         return
     shown = screen.table("step", "state", "size", "ranks", "tensors", "made", "path", right=("step", "size"))
-    for step in steps:
-        shown.add_row(str(step), *_row(found, step))
+    for entry in reversed(entries):
+        shown.add_row(str(entry.step), *_row(entry))
     screen.console().print(shown)
 
 
-def _row(found: Catalog, step: int) -> tuple[str, ...]:
-    told = found.verify(step)
-    if not told.ok:
-        return ("DAMAGED", "", "", "", "", "; ".join(told.problems))
-    seen = found.inspect(step)
-    made = seen.created_unix_seconds
+_WORDS = {"unverified": "no checksums", "damaged": "DAMAGED", "newer format": "NEWER FORMAT"}
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    made = entry.created_unix_seconds
+    state = _WORDS.get(entry.state, entry.state) + (", protected" if entry.protected else "")
     return (
-        "valid" if seen.verified else "no checksums",
-        screen.in_bytes(seen.size_bytes),
-        str(seen.world_size or "?"),
-        str(len(seen.tensors)),
-        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(made)) if made is not None else "?",
-        seen.path,
+        state,
+        screen.in_bytes(entry.size_bytes) if entry.size_bytes is not None else "",
+        str(entry.world_size or ""),
+        str(entry.tensors if entry.tensors is not None else ""),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(made)) if made is not None else "",
+        "; ".join((entry.path, *entry.problems)) + (f" ({entry.reason})" if entry.reason else ""),
     )
 
 
@@ -167,16 +168,51 @@ def diff(
 @app.command()
 def export(
     where: str = WHERE,
-    target: pathlib.Path = typer.Argument(help="The new file."),
+    target: pathlib.Path = typer.Argument(help="The new file, or folder for hf."),
     step: int | None = STEP,
-    format: str = typer.Option("safetensors", "--format", help='"safetensors" or "torch".'),  # noqa: A002
+    format: str = typer.Option("safetensors", "--format", help='"safetensors", "torch" or "hf".'),  # noqa: A002
+    part: str | None = typer.Option(None, "--part", help='Only this part of the state; for hf "model".'),
+    rename: list[str] = typer.Option([], "--rename", metavar="PATTERN=TEXT", help="Changes names; may be repeated."),
+    config: pathlib.Path | None = typer.Option(None, "--config", help="For hf: becomes config.json."),
+    shard_bytes: int = typer.Option(5 * 10**9, "--shard-bytes", min=1, help="For hf: no file becomes larger."),
 ) -> None:
-    """Writes all tensors of a checkpoint into one file, each byte checked."""
+    """Writes the tensors of a checkpoint for other tools, each byte checked."""
     root = place(where)
     found = Catalog(root)
     chosen = _step(found, root, step)
-    path = found.export(chosen, target, format=format)
-    typer.echo(f"step {chosen} as {format}: {path} ({screen.in_bytes(pathlib.Path(path).stat().st_size)})")
+    path = found.export(
+        chosen, target, format=format, part=part, rename=_renames(rename), config=config, shard_bytes=shard_bytes
+    )
+    files = [file for file in pathlib.Path(path).rglob("*") if file.is_file()] or [pathlib.Path(path)]
+    size = sum(file.stat().st_size for file in files)
+    typer.echo(f"step {chosen} as {format}: {path} ({screen.in_bytes(size)})")
+
+
+def _renames(given: list[str]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        pattern, sign, replacement = text.partition("=")
+        if not pattern or not sign:
+            raise InputError(f"--rename: expected PATTERN=TEXT, found {text!r}")
+        found[pattern] = replacement
+    return found
+
+
+@app.command()
+def protect(
+    where: str = WHERE,
+    step: int = typer.Argument(help="Which."),
+    reason: str = typer.Option("", "--reason", "-r", help="Shown in the list."),
+) -> None:
+    """Keeps a step from being pruned, by whatever run."""
+    typer.echo(f"protected: {Catalog(place(where)).protect(step, reason)}")
+
+
+@app.command()
+def unprotect(where: str = WHERE, step: int = typer.Argument(help="Which.")) -> None:
+    """Leaves a protected step to the rules again."""
+    Catalog(place(where)).unprotect(step)
+    typer.echo(f"step {step} is no longer protected")
 
 
 @app.command()
@@ -186,7 +222,7 @@ def prune(
     keep_every: int | None = typer.Option(None, "--keep-every", min=1, help="Steps divisible by this stay too."),
     yes: bool = typer.Option(False, "--yes", "-y", help="Remove; without it, only show what would be removed."),
 ) -> None:
-    """Removes checkpoints that no rule keeps; never the only valid one."""
+    """Removes checkpoints that no rule keeps, and saves never completed; never a protected, damaged or only one."""
     gone = Catalog(place(where)).prune(keep_last, keep_every=keep_every, dry_run=not yes)
     for name in gone:
         typer.echo(f"{'removed' if yes else 'would remove'} {name}")

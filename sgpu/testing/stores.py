@@ -167,6 +167,7 @@ class GateStore:
         self._gate = threading.Event()
         self.names = inner.names
         self.size = inner.size
+        self.sizes = inner.sizes
         self.read = inner.read
         self.create = inner.create
         self.delete = inner.delete

@@ -36,13 +36,16 @@ def delete(shelf: Shelf, step: int) -> str:
     """Removes a step, all its attempts; un-committed first, so that half of one is never taken for a checkpoint.
 
     Raises:
-        InputError: it is the last valid one, or a run that is going on was restored from it.
+        InputError: it is protected, or the last valid one, or a run that is going on was restored from it.
         CheckpointNotFoundError: there is no such step.
     """
     shelf.refresh()
     folders = shelf.attempts(step)
     if not folders:
         raise CheckpointNotFoundError(f"there is no checkpoint of step {count(step)} any more", step=step)
+    row = shelf.row(step)
+    if row is not None and row.protected:
+        raise InputError(f"step {count(step)} is protected; `sgpu checkpoints unprotect` ends that")
     if shelf.check(step) is not None and not _another_is_whole(shelf, step):
         raise InputError(f"step {count(step)} is the last valid checkpoint; it is not deleted")
     if shelf.restored_step == step and _going_on(shelf):

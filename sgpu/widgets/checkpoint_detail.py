@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sgpu.checkpoint import names
-from sgpu.checkpoint.catalog import Difference
 from sgpu.checkpoint.choose import Opened
+from sgpu.checkpoint.inspection import Difference
 from sgpu.contract.status import read_status
 from sgpu.widgets.checkpoint_place import Place
 from sgpu.widgets.checkpoint_rows import CheckpointRow

@@ -36,6 +36,7 @@ class CheckpointRow:
         made: seconds since 1970, or None.
         blocked_seconds: training waited for it so long. `save_seconds`: until it was durable.
         kept: why it is still there, in words.
+        protected: whether pruning passes it by.
         metrics: at that step.
     """
 
@@ -49,6 +50,7 @@ class CheckpointRow:
     save_seconds: float | None = None
     world_size: int | None = None
     kept: tuple[str, ...] = ()
+    protected: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -110,12 +112,14 @@ class Shelf:
         attempts: dict[int, list[str]] = {}
         for folder in choose.committed(self.store):
             attempts.setdefault(folder.step, []).append(folder.name)
+        protected = names.protected(self.store.names(""))
         with self._lock:
             self._events.refresh()
             for step, folders in attempts.items():
                 if self._attempts.get(step) != folders:
                     self._rows[step] = CheckpointRow(step=step, folder=folders[0])
-                self._rows[step] = self._told(self._rows[step])
+                kept = not protected.isdisjoint(folders)
+                self._rows[step] = replace(self._told(self._rows[step]), protected=kept)
             self._rows = {step: self._rows[step] for step in attempts}
             self._attempts = attempts
 
@@ -186,6 +190,8 @@ def reasons(
         if row.step in in_use:
             found[row.step].append("resumed from")
     for row in rows:
+        if row.protected:
+            found[row.step].append("protected")
         if row.state == "damaged":
             found[row.step].append("damaged: left for a look")
     rule = policy.keep_best if policy else None

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 import subprocess
 import sys
@@ -84,20 +83,3 @@ def test_export_to_one_file(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
         Catalog(root).export(1, path, format="torch")
     with pytest.raises(InputError, match="safetensors"):
         Catalog(root).export(1, tmp_path / "x", format="zip")
-
-
-def test_without_safetensors_it_says_so(
-    root: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)  # as where it is not installed
-    with pytest.raises(InputError, match="pip install safetensors"):
-        Catalog(root).export(1, tmp_path / "all.safetensors")
-    assert not list(tmp_path.glob("*.safetensors*"))
-
-
-@pytest.mark.skipif(importlib.util.find_spec("safetensors") is None, reason="safetensors is not installed")
-def test_export_to_safetensors(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    from safetensors.torch import load_file
-
-    path = Catalog(root).export(1, tmp_path / "all.safetensors")
-    assert load_file(path)["model.weight"].tolist() == [[0, 1, 2], [3, 4, 5]]

@@ -135,3 +135,31 @@ def test_prune_asks_first_and_keeps_the_newest(sgpu: Any, root: pathlib.Path) ->
     assert not (root / "step-00000009").exists()
     assert (root / "step-00000010").exists()
     assert sgpu("checkpoints", "prune", root, "--keep-last", 1, "--yes").stdout == "nothing to remove\n"
+
+
+def test_protect_is_shown_and_honoured(sgpu: Any, root: pathlib.Path) -> None:
+    told = sgpu("checkpoints", "protect", root, 9, "--reason", "published")
+    assert told.exit_code == 0, told.output
+    line = sgpu("checkpoints", "list", root).stdout.splitlines()[1]
+    assert line.split()[:3] == ["9", "valid,", "protected"]
+    assert "(published)" in line
+    assert sgpu("checkpoints", "prune", root, "--keep-last", 1, "--yes").stdout == "nothing to remove\n"
+    assert sgpu("checkpoints", "unprotect", root, 9).exit_code == 0
+    assert sgpu("checkpoints", "prune", root, "--keep-last", 1, "--yes").stdout == "removed step-00000009\n"
+    again = sgpu("checkpoints", "unprotect", root, 9)
+    assert again.exit_code == 1
+    assert "step 9 is not protected" in again.stderr
+
+
+def test_export_of_a_folder_with_other_names(sgpu: Any, root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    target = tmp_path / "hf"
+    told = sgpu("checkpoints", "export", root, target, "--format", "hf", "--part", "weight")
+    assert told.exit_code == 2
+    assert "nothing to export" in told.stderr
+    file = tmp_path / "out.safetensors"
+    told = sgpu("checkpoints", "export", root, file, "--rename", "^weight=w")
+    assert told.exit_code == 0, told.output
+    assert b'"w":' in file.read_bytes()
+    bad = sgpu("checkpoints", "export", root, tmp_path / "x", "--rename", "weight")
+    assert bad.exit_code == 2
+    assert "PATTERN=TEXT" in bad.stderr

@@ -475,11 +475,11 @@ def test_a_store_that_breaks_is_told_and_asked_again_only_when_somebody_looks(
     monkeypatch.setattr(quick, "do", waiting.append)
     desk = Desk(shelf, said.append, quick=quick, slow=quick)
 
-    def broken(path: str) -> int:
+    def broken(folder: str) -> dict[str, int]:
         sizes.append(1)
         raise RuntimeError("the package of this store says no")
 
-    monkeypatch.setattr(shelf.store, "size", broken)
+    monkeypatch.setattr(shelf.store, "sizes", broken)
     desk.start()
     with pytest.raises(RuntimeError):
         waiting.pop()()
