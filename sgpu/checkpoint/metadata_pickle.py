@@ -32,7 +32,7 @@ _PATHS = {
 }
 _DTYPE_PREFIXES = ("float", "bfloat", "int", "uint", "complex", "bool", "double", "half", "long", "short", "bits")
 Box = tuple[int, ...]
-_MOST = 2**63
+_MOST = 2**128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ import pickle
 import struct
 import subprocess
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 _META = "torch.distributed.checkpoint.metadata"
@@ -129,11 +129,11 @@ def fills_memory() -> dict[str, bytes]:
     }
 
 
-def archive(pickled: bytes, *, compression: int = zipfile.ZIP_STORED, **more: bytes) -> bytes:
+def archive(pickled: bytes, *, compression: int = zipfile.ZIP_STORED, more: Mapping[str, bytes] | None = None) -> bytes:
     """As `torch.save` writes it, with a pickle of one's own. `more`: other entries."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", compression) as out:
-        for name, content in {"data.pkl": pickled, "byteorder": b"little", "version": b"3\n", **more}.items():
+        for name, content in {"data.pkl": pickled, "byteorder": b"little", "version": b"3\n", **(more or {})}.items():
             out.writestr(f"archive/{name}", content)
     return file.getvalue()
 
@@ -147,5 +147,5 @@ def archives(marker: str) -> dict[str, bytes]:
         **{f"{name}, in the old format": content for name, content in inside.items()},
         "what grows when it is unpacked": archive(zeros, compression=zipfile.ZIP_DEFLATED),
         "no archive": b"PK\x03\x04" + bytes(100),
-        "two pickles in it": archive(pickle.dumps(1, 2), **{"more/data.pkl": pickle.dumps(2, 2)}),
+        "two pickles in it": archive(pickle.dumps(1, 2), more={"more/data.pkl": pickle.dumps(2, 2)}),
     }
