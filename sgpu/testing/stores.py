@@ -14,7 +14,7 @@ from sgpu.checkpoint.storage import Observe, Store
 
 Fault = Literal["error", "full", "short", "lost", "crash", "torn"]
 WRITING = frozenset({"put", "create", "delete", "delete_folder"})
-READING = frozenset({"names", "size", "read"})
+READING = frozenset({"names", "size", "sizes", "read"})
 
 
 class FaultyStore:
@@ -95,6 +95,12 @@ class FaultyStore:
         lost = self._simple("size", path)
         found = self._inner.size(path)
         self._after(lost, "size", path)
+        return found
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        lost = self._simple("sizes", folder)
+        found = self._inner.sizes(folder)
+        self._after(lost, "sizes", folder)
         return found
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
