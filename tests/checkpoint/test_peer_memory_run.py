@@ -1,4 +1,4 @@
-"""A real run on two nodes: one is lost with its agent, helper and worker; the restart is from its neighbour's memory."""
+"""A run on two nodes: one is lost with agent, helper and worker; the restart is from its neighbour's memory."""
 
 from __future__ import annotations
 
