@@ -56,8 +56,9 @@ class OptimizerPart:
 
     def prepare(self, saved: Saved, problems: Problems) -> Loading:
         live_groups = self._names()
-        saved_groups = saved.skeleton["groups"]
-        self._compare_groups(saved_groups, [[name for name, _ in group] for group in live_groups], problems)
+        saved_groups = self._matched(
+            saved.skeleton["groups"], [[name for name, _ in group] for group in live_groups], problems
+        )
         params = {name: param for group in live_groups for name, param in group}
         targets: dict[str, torch.Tensor] = {}
         live: set[str] = set()
@@ -80,17 +81,28 @@ class OptimizerPart:
 
         return Loading(targets=targets, finish=finish, live=frozenset(live))
 
-    def _compare_groups(self, saved: list[Any], live: list[list[str]], problems: Problems) -> None:
+    def _matched(self, saved: list[Any], live: list[list[str]], problems: Problems) -> list[Any]:
+        """The saved groups in the order of the live ones: those with the same parameters, in whatever order they are.
+
+        What does not fit goes to `problems`; then the groups are not.
+        """
         saved_names = [group["params"] for group in saved]
         problems.names(
             {f"{self.name}: {name}" for group in saved_names for name in group},
             {f"{self.name}: {name}" for group in live for name in group},
         )
-        if not problems and saved_names != live:
+        left = list(saved)
+        found = []
+        for names in live:
+            same = [group for group in left if set(group["params"]) == set(names)]
+            found += same[:1]
+            left = [group for group in left if group is not (same[0] if same else None)]
+        if not problems and (left or len(found) < len(live)):
             problems.different.append(
                 f"{self.name} (its parameter groups: saved {[len(group) for group in saved_names]} parameters a group, "
-                f"live {[len(group) for group in live]}, or in another order)"
+                f"live {[len(group) for group in live]}, or others together)"
             )
+        return found
 
     def _make_room(
         self,
