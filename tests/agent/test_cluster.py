@@ -382,14 +382,13 @@ def test_a_silent_node_is_lost(cluster: Callable[[int], Cluster]) -> None:
 def test_nodes_lost_at_once_are_one_failure(cluster: Callable[[int], Cluster]) -> None:
     run = cluster(4)
     run.up()
-    run.nodes, lost = run.nodes[:1], run.nodes[1:]
+    lost = run.nodes[1:]
+    run.nodes = []
     for node in lost:
         node.link.close()
         run.clock.advance(0.5)
-    deadline = time.monotonic() + 10
     with pytest.raises(NodeLostError) as caught:
-        while time.monotonic() < deadline:
-            run.host.wait(0.0)
+        run.until(lambda: False)
     run.host.reopen()
     assert "node 2 was lost" in str(caught.value)
     assert sorted(run.started) in ([2, 3], [2])
@@ -482,7 +481,7 @@ def test_a_node_without_a_controller(tmp_path: pathlib.Path) -> None:
     with pytest.raises(LinkLostError, match=r"node 1 found no controller within 60 s: there is no .*controller\.json"):
         find()
     run.controller.write_text('{"host": "127.0.0.1", "port": 1, "token": "x", "version": 1}')
-    with pytest.raises(LinkLostError, match="there is no controller at 127.0.0.1:1"):
+    with pytest.raises(LinkLostError, match=r"there is no controller at 127\.0\.0\.1:1"):
         find()
     Status(state="FAILED", updated=0.0).write(run)
     assert find() is None, "nothing is to be done any more"

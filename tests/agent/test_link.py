@@ -180,6 +180,10 @@ def test_what_came_before_the_end_is_heard(pair: tuple[socket.socket, socket.soc
 
 def test_a_node_that_takes_nothing_is_given_up(pair: tuple[socket.socket, socket.socket]) -> None:
     controller, _ = _links(pair, FakeClock())
-    with pytest.raises(LinkLostError, match="takes nothing any more"):
+
+    def send_on() -> None:
         for _ in range(100):
             controller.send({"text": "x" * 1_000_000})
+
+    with pytest.raises(LinkLostError, match="takes nothing any more"):
+        send_on()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import sgpu
+from sgpu.contract import process
 from tests.benchmarks import jobs
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -20,53 +23,121 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A job under way. `began` is the time of the call (seconds since 1970)."""
+    """A job under way. `began`: the time of the call (seconds since 1970); `lose_node` kills all of the second one."""
 
     folder: str
     began: float
     wait: Callable[[float], bool]
     restarts: Callable[[], int | None]
+    lose_node: Callable[[], None] = lambda: None
 
 
-def start_sgpu(folder: str, *, total: int, every: int) -> Started:
+def _kill_tree(pid: int) -> None:
+    family = [pid, *process.descendants(pid)]
+    for each in family:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+
+
+def start_sgpu(folder: str, *, total: int, every: int, nodes: int = 1) -> Started:
     began = time.time()
-    run = sgpu.distributed(gpus=2, name="bench")(jobs.in_harness).submit(folder, total, every)
-    return Started(
-        folder=folder,
-        began=began,
-        wait=lambda seconds: run.wait(seconds) == "SUCCEEDED",
-        restarts=lambda: run.status.restarts,
+    run = sgpu.distributed(gpus=2, name="bench", on=sgpu.Local(nodes=nodes))(jobs.in_harness).submit(
+        folder, total, every
     )
-
-
-def start_torchrun(folder: str, *, total: int, every: int) -> Started:
-    log = open(os.path.join(folder, "torchrun.log"), "wb")  # noqa: SIM115 - lives as long as the process
-    began = time.time()
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-            "--max-restarts", "3", "-m", "tests.benchmarks.jobs", folder, str(total), str(every),
-        ],
-        stdout=log, stderr=log, cwd=_ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
-    )  # fmt: skip
 
     def wait(seconds: float) -> bool:
         try:
-            return process.wait(seconds) == 0
+            return run.wait(seconds) == "SUCCEEDED"
+        except TimeoutError:
+            run.cancel()
+            return False
+
+    def lose_node() -> None:
+        agent = process.read_process(pathlib.Path(run.path) / "nodes" / "1" / "agent.json")
+        assert agent is not None
+        _kill_tree(agent.pid)
+
+    return Started(folder=folder, began=began, wait=wait, restarts=lambda: run.status.restarts, lose_node=lose_node)
+
+
+class _Torchrun:
+    """One agent a node, on this machine."""
+
+    def __init__(self, folder: str, arguments: list[str], job: list[str], **environment: str) -> None:
+        self._folder = folder
+        self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        self._command = [sys.executable, "-m", "torch.distributed.run", *arguments, "-m", "tests.benchmarks.jobs", *job]
+        self._log = open(os.path.join(folder, "torchrun.log"), "ab")  # noqa: SIM115 - lives as long as the processes
+        self.agents: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *arguments: str) -> None:
+        command = [*self._command[:3], *arguments, *self._command[3:]]
+        self.agents.append(
+            subprocess.Popen(
+                command, stdout=self._log, stderr=self._log, cwd=_ROOT, env=self._environment,
+                start_new_session=True,
+            )
+        )  # fmt: skip
+
+    def wait(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        try:
+            return all(agent.wait(max(0.0, deadline - time.monotonic())) == 0 for agent in self.agents)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            for pid in {line["pid"] for line in jobs.lines(folder)}:  # its workers are in sessions of their own
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
             return False
         finally:
-            log.close()
+            for agent in self.agents:
+                _kill_tree(agent.pid)
+                agent.wait()
+            for pid in {line["pid"] for line in jobs.lines(self._folder)}:  # its workers are in sessions of their own
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._log.close()
 
-    def restarts() -> int | None:
-        return len({line["pid"] for line in jobs.lines(folder) if line["rank"] == 0}) - 1
+    def restarts(self) -> int:
+        return len({line["pid"] for line in jobs.lines(self._folder) if line["rank"] == 0}) - 1
 
-    return Started(folder=folder, began=began, wait=wait, restarts=restarts)
+
+def start_torchrun(folder: str, *, total: int, every: int) -> Started:
+    began = time.time()
+    job = _Torchrun(
+        folder, ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"], [folder, str(total), str(every)]
+    )
+    job.start()
+    return Started(folder=folder, began=began, wait=job.wait, restarts=job.restarts)
+
+
+def start_torchrun_nodes(folder: str, *, total: int, every: int, own_store: bool) -> Started:
+    """Two agents, the first of which hosts the store; a lost one is started again at once.
+
+    `own_store`: the workers get a store of their own, instead of the agents' with what is left in it.
+    """
+    began = time.time()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{free.getsockname()[1]}"
+    job = _Torchrun(
+        folder,
+        ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "bench",
+         "--nproc-per-node", "1", "--max-restarts", "3"],
+        [folder, str(total), str(every)],
+        **({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if own_store else {}),
+    )  # fmt: skip
+    for node in range(2):
+        job.start("--node-rank", str(node), "--rdzv-conf", f"is_host={1 - node}")
+
+    def lose_node() -> None:
+        lost = job.agents.pop()
+        _kill_tree(lost.pid)
+        lost.wait()
+        job.start("--node-rank", "1", "--rdzv-conf", "is_host=0")
+
+    return Started(folder=folder, began=began, wait=job.wait, restarts=job.restarts, lose_node=lose_node)
 
 
 PEERS = {"sgpu": start_sgpu, "torchrun": start_torchrun}
+NODE_PEERS = {
+    "sgpu": functools.partial(start_sgpu, nodes=2),
+    "torchrun": functools.partial(start_torchrun_nodes, own_store=False),
+    "torchrun, own store": functools.partial(start_torchrun_nodes, own_store=True),
+}

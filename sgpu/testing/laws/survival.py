@@ -1,7 +1,7 @@
 """Laws 1 and 2 for whole runs: whatever failed, what each rank trained in each step is what the undisturbed run did.
 
-A job notes each step in a `Ledger` (`laws.survival.Ledger(folder, rank).note(...)`), once in an undisturbed run and once
-in one that things happen to; `check_same` holds the two against each other.
+A job notes each step in a `Ledger`, once in an undisturbed run and once in one that things happen to; `check_same`
+holds the two against each other.
 """
 
 from __future__ import annotations
