@@ -66,8 +66,12 @@ class Copies:
         return connect(self.node, self.node.neighbour)
 
     def offer(self, desk: Desk, shelf: Shelf, url: str, job: SaveJob, mark: int) -> None:
-        sums = functools.partial(desk.sums, shelf, job)
-        self._copier.offer(Offer(url=url, job=job, segment=shelf.segment, mark=mark, sums=sums))
+        self._copier.offer(
+            Offer(
+                url=url, job=job, segment=shelf.segment, mark=mark, sums=functools.partial(desk.sums, shelf, job),
+                await_writing=functools.partial(desk.await_writing, shelf, job),
+            )
+        )  # fmt: skip
 
     def failures(self, rank: int) -> Failures:
         return self._copier.failures(rank)

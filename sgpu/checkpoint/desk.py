@@ -88,8 +88,11 @@ class Desk:
                 self._shelves[key] = shelf
         return shelf
 
-    def run(self, shelf: Shelf, store: Store, job: SaveJob, mark: int, trainer: Trainer) -> float:
-        """`finish`, noting how far it is."""
+    def run(
+        self, shelf: Shelf, store: Store, job: SaveJob, mark: int, trainer: Trainer,
+        on_begun: Callable[[], object] = lambda: None,
+    ) -> float:  # fmt: skip
+        """`finish`, noting how far it is; `on_begun` is told once that can be asked for."""
         with self._news:
             shelf.job, shelf.mark, shelf.running, shelf.written = job, mark, True, None
 
@@ -104,6 +107,7 @@ class Desk:
             pause=self._pause,
         )
         try:
+            on_begun()
             return finish(store, shelf.segment.view(), job, patience, note)
         finally:
             with self._news:
@@ -131,11 +135,13 @@ class Desk:
     def idle(self) -> bool:
         return not any(shelf.running for shelf in self._shelves.values())
 
+    def await_writing(self, shelf: Shelf, job: SaveJob, seconds: float) -> None:
+        """Waits until this rank's part of a job is written, has failed or is another's by now."""
+        self.wait_until(lambda: shelf.job is not job or shelf.written is not None or not shelf.running, seconds)
+
     def sums(self, shelf: Shelf, job: SaveJob) -> list[WrittenFile]:
         """Checksums of what a job staged: from its writing, unless that takes too long or failed."""
-        self.wait_until(
-            lambda: shelf.job is not job or shelf.written is not None or not shelf.running, SUMS_SECONDS
-        )  # fmt: skip
+        self.await_writing(shelf, job, SUMS_SECONDS)
         with self._news:
             written = shelf.written if shelf.job is job else None
         return written if written is not None else sums_of(shelf.segment.view(), job.files)

@@ -163,9 +163,10 @@ class Connection:
             job = SaveJob.from_json(message["job"], self._layout)
             self._layout = job.layout
             assert self._shelf is not None  # "memory" comes before the first save
-            if self._copying is not None:
-                self._copying.offer(self._desk, self._shelf, store.url, job, message["mark"])
-            finished = self._desk.run(self._shelf, store, job, message["mark"], trainer)
+            shelf, mark = self._shelf, message["mark"]
+            finished = self._desk.run(
+                shelf, store, job, mark, trainer, lambda: self._offer(shelf, store.url, job, mark)
+            )  # fmt: skip
             if not trainer.alive and job.rank == 0:
                 _tell_committed(job, store, finished)
             self._answer({"finished": finished, **self._failures(job.rank)})
@@ -174,6 +175,10 @@ class Connection:
         except BaseException as error:  # noqa: BLE001 - this thread's end: the trainer waits for word of it
             self._answer({"error": f"{type(error).__name__}: {error}", "facts": {"rank": trainer.rank}})
             sys.excepthook(*sys.exc_info())
+
+    def _offer(self, shelf: Shelf, url: str, job: SaveJob, mark: int) -> None:
+        if self._copying is not None:
+            self._copying.offer(self._desk, shelf, url, job, mark)
 
     def _failures(self, rank: int) -> dict[str, Any]:
         if self._copying is None:

@@ -25,6 +25,7 @@ from sgpu.contract import atomic
 from sgpu.contract.failpoint import failpoint
 
 CONNECT_SECONDS = 5.0
+RECEIVED_BYTES = 4 * PIECE_BYTES
 _MOST_CONNECTIONS = 64
 _MOST_INCOMING = 2  # one, and one of a sender that is gone and has not been noticed yet
 _BAD_MESSAGE = (KeyError, TypeError, ValueError)
@@ -219,7 +220,7 @@ class Peers:
         try:
             link.send({"go": True})
             while incoming.left:
-                incoming.fill(link.receive_bytes, PIECE_BYTES)
+                incoming.fill(link.receive_bytes, RECEIVED_BYTES)
             failpoint("checkpoint.copy_arrived", incoming.job.rank)
             told = link.receive()["written"]
             written = incoming.check([WrittenFile.from_json(file) for file in told])
@@ -264,6 +265,6 @@ def _receive_image(link: PeerLink, key: Key) -> Loan:
     require_room(job.size_bytes, free_memory_bytes())
     incoming = Incoming(job, Segment())
     while incoming.left:
-        incoming.fill(link.receive_bytes, PIECE_BYTES)
+        incoming.fill(link.receive_bytes, RECEIVED_BYTES)
     written = incoming.check([WrittenFile.from_json(file) for file in answer["written"]])
     return Loan(job=job, written=written, segment=incoming.segment)

@@ -19,6 +19,8 @@ from sgpu.checkpoint.write import WrittenFile
 from sgpu.contract.failpoint import failpoint
 
 LOWEST_PRIORITY = 19
+# The writing goes first: a copy waits for it so long, and then has its checksums too.
+HEAD_START_SECONDS = 2.0
 # A neighbour that does not answer may be starting just now.
 PAUSES_SECONDS = (0.25, 1.0)
 
@@ -33,12 +35,19 @@ class OvertakenError(PeerError):
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A staged image. `sums` gives its checksums, from the writing of it where that has been done."""
+    """A staged image.
+
+    Attributes:
+        mark: of the segment, while it holds this image.
+        await_writing: waits so many seconds at most until it has been written, or that failed.
+        sums: its checksums.
+    """
 
     url: str
     job: SaveJob
     segment: Segment
     mark: int
+    await_writing: Callable[[float], object]
     sums: Callable[[], list[WrittenFile]]
 
     def require_whole(self) -> None:
@@ -128,6 +137,8 @@ class Copier:
         self._tell(copied)
 
     def _copy(self, offer: Offer) -> None:
+        offer.await_writing(HEAD_START_SECONDS)
+        offer.require_whole()
         link = self._reach(offer)
         try:
             job = offer.job
@@ -163,7 +174,7 @@ class Copier:
                 half = True
                 failpoint("checkpoint.copy_half", offer.job.rank)
             ahead = sent / self._bytes_per_second - (self._clock() - started)
-            if ahead > 0:
+            if ahead > 0 and sent < size:
                 with self._news:
                     self._news.wait(ahead)
 

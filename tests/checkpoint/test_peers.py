@@ -73,6 +73,7 @@ class Copies:
         assert side.node.neighbour is not None
         to = side.node.neighbour
         self.ended: list[Copied] = []
+        self.waited: list[float] = []
         self._news = threading.Condition()
         self.copier = Copier(lambda: connect(side.node, to), bytes_per_second=bytes_per_second, tell=self._tell)
 
@@ -92,7 +93,7 @@ class Copies:
         self.copier.offer(
             Offer(
                 url="file:///root", job=a_job, segment=segment, mark=mark,
-                sums=lambda: sums_of(segment.view(), a_job.files),
+                await_writing=self.waited.append, sums=lambda: sums_of(segment.view(), a_job.files),
             )
         )  # fmt: skip
 
