@@ -56,9 +56,8 @@ class OptimizerPart:
 
     def prepare(self, saved: Saved, problems: Problems) -> Loading:
         live_groups = self._names()
-        saved_groups = self._matched(
-            saved.skeleton["groups"], [[name for name, _ in group] for group in live_groups], problems
-        )
+        saved_groups = saved.skeleton["groups"]
+        self._compare_groups(saved_groups, [[name for name, _ in group] for group in live_groups], problems)
         params = {name: param for group in live_groups for name, param in group}
         targets: dict[str, torch.Tensor] = {}
         live: set[str] = set()
@@ -81,28 +80,23 @@ class OptimizerPart:
 
         return Loading(targets=targets, finish=finish, live=frozenset(live))
 
-    def _matched(self, saved: list[Any], live: list[list[str]], problems: Problems) -> list[Any]:
-        """The saved groups in the order of the live ones: those with the same parameters, in whatever order they are.
-
-        What does not fit goes to `problems`; then the groups are not.
-        """
+    def _compare_groups(self, saved: list[Any], live: list[list[str]], problems: Problems) -> None:
+        """The order inside of a group does not matter; that of the groups does, since schedulers count them."""
         saved_names = [group["params"] for group in saved]
         problems.names(
             {f"{self.name}: {name}" for group in saved_names for name in group},
             {f"{self.name}: {name}" for group in live for name in group},
         )
-        left = list(saved)
-        found = []
-        for names in live:
-            same = [group for group in left if set(group["params"]) == set(names)]
-            found += same[:1]
-            left = [group for group in left if group is not (same[0] if same else None)]
-        if not problems and (left or len(found) < len(live)):
-            problems.different.append(
-                f"{self.name} (its parameter groups: saved {[len(group) for group in saved_names]} parameters a group, "
-                f"live {[len(group) for group in live]}, or others together)"
-            )
-        return found
+        if problems or [set(names) for names in saved_names] == [set(names) for names in live]:
+            return
+        told = (
+            f"saved {[len(group) for group in saved_names]} parameters a group, live {[len(group) for group in live]}"
+        )
+        if sorted(map(sorted, saved_names)) == sorted(map(sorted, live)):
+            turned = next(place for place, names in enumerate(live) if set(names) != set(saved_names[place]))
+            before = next(place for place, names in enumerate(saved_names) if set(names) == set(live[turned]))
+            told = f"in another order: group {turned}, of {live[turned][0]}, was group {before}; make them as they were"
+        problems.different.append(f"{self.name} (its parameter groups: {told})")
 
     def _make_room(
         self,

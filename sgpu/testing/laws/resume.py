@@ -26,6 +26,7 @@ import torch
 from sgpu.checkpoint import Catalog
 from sgpu.contract.policies import CheckpointPolicy
 from sgpu.testing.laws.fresh import FreshProcesses
+from sgpu.testing.laws.training import Training
 from sgpu.testing.laws.worker import become_worker, make_run
 from sgpu.training import TrainLoop, seed_everything
 
@@ -42,6 +43,8 @@ class ResumeCase:
         each_epoch: the numbers that an epoch must hold, sorted; None: not looked at (an endless stream).
         width: features a sample.
         options: further arguments of `TrainLoop`.
+        make_training: makes what is trained, for so many features.
+        into_step: batches of the next step that are trained before the process is killed.
     """
 
     make_loader: Callable[[], Any]
@@ -49,6 +52,8 @@ class ResumeCase:
     each_epoch: tuple[int, ...] | None
     width: int = 4
     options: Mapping[str, Any] = field(default_factory=lambda: {"epochs": 3})
+    make_training: Callable[[int], Training] = Training
+    into_step: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +80,7 @@ def check_resume_at_every_step(case: ResumeCase, folder: pathlib.Path, processes
     Raises:
         AssertionError: what differs, and where.
     """
-    _travel_by_value(case.make_loader, case.read)
+    _travel_by_value(case.make_loader, case.read, case.make_training)
     whole = _run(case, folder / "whole", processes, number=0, kill=False)
     assert whole.digest is not None
     _check_epochs(case, whole)
@@ -134,42 +139,34 @@ def _frozen(value: Any) -> Any:
 
 
 def _train(case: ResumeCase, folder: pathlib.Path, ledger: pathlib.Path, number: int, kill: bool) -> None:
-    """The job: dropout, batch norm, AdamW, a scheduler, draws of its own."""
     torch.set_num_threads(1)
     make_run(folder / f"run{number}", world_size=1)
     become_worker(folder / f"run{number}", rank=0, world_size=1)
     seed_everything(1000 + max(1, number))  # the first that is killed begins as the undisturbed one does
-    model = torch.nn.Sequential(
-        torch.nn.Linear(case.width, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Dropout(0.5),
-        torch.nn.Linear(8, 1),
-    )  # fmt: skip
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2, gamma=0.7)
+    training = case.make_training(case.width)
     root = folder / "checkpoints"
     loop = TrainLoop(
-        model=model, optimizer=optimizer, scheduler=scheduler, loader=case.make_loader(),
+        **training.parts(), loader=case.make_loader(),
         checkpoints=CheckpointPolicy(str(root), every_steps=1, keep_last=3), **case.options,
     )  # fmt: skip
     output = os.open(ledger, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    began_at = loop.step
+    began_at, into_step = loop.step, 0
     _tell(output, began_at)
     for batch in loop:
+        training.begin(loop)
         numbers, features = case.read(batch)
         rows = features if len(features) > 1 else torch.cat([features, 2 * features])  # batch norm needs two
-        loss = model(rows).square().mean()
+        loss = training.loss(rows)
         draws = [float(torch.rand(())), float(np.random.rand())]
         sample = hashlib.sha256(features.numpy().tobytes()).hexdigest()[:16]
-        rate = scheduler.get_last_lr()[0]
-        _tell(output, [loop.step, loop.epoch, numbers, sample, loss.item(), rate, draws])
+        _tell(output, [loop.step, loop.epoch, numbers, sample, loss.item(), training.rate(), draws])
         if kill and loop.step > began_at:
-            _wait_for_step(root, loop.step)
-            os.kill(os.getpid(), signal.SIGKILL)
-        loss.backward()
-        if loop.is_update_step:
-            optimizer.step()
-            optimizer.zero_grad()
-            scheduler.step()
-    _tell(output, _digest(model, optimizer, loop))
+            if into_step == case.into_step:
+                _wait_for_step(root, loop.step)
+                os.kill(os.getpid(), signal.SIGKILL)
+            into_step += 1
+        training.learn(loop, loss)
+    _tell(output, training.digest(loop))
 
 
 def _tell(output: int, value: Any) -> None:
@@ -183,13 +180,3 @@ def _wait_for_step(root: pathlib.Path, step: int) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"no checkpoint of step {step} within {_DEADLINE_SECONDS:g} s")
         time.sleep(0.005)
-
-
-def _digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, loop: TrainLoop) -> str:
-    found = hashlib.sha256(f"{loop.step} {loop.epoch}".encode())
-    for name, value in model.state_dict().items():
-        found.update(name.encode() + value.numpy().tobytes())
-    for key, state in optimizer.state_dict()["state"].items():
-        for name, value in sorted(state.items()):
-            found.update(f"{key}/{name}".encode() + value.numpy().tobytes())
-    return found.hexdigest()
