@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import io
 import math
-import pickle
 from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 import torch
 
-from sgpu.checkpoint import checksum
+from sgpu.checkpoint import checksum, values
 from sgpu.checkpoint.choose import Opened
 from sgpu.checkpoint.manifest import Item
 from sgpu.checkpoint.metadata_pickle import Box, Chunk, Place, TensorInfo
 from sgpu.checkpoint.sources import Region, Sources
 from sgpu.checkpoint.storage import Store
-from sgpu.contract.errors import CheckpointMismatchError, UnsafeCheckpointError
+from sgpu.contract.errors import CheckpointMismatchError
 
 Key = tuple[str, Box | None]
 PIECE_BYTES = 256 * 1024  # stays in the cache between reading and checking
@@ -169,20 +167,12 @@ class ItemReader:
 
     def _stock_chunk(self, name: str, chunk: Chunk, place: Place) -> torch.Tensor:
         """A chunk as stock DCP wrote it."""
-        content = io.BytesIO(self.read((name, chunk.offsets)))
-        try:
-            loaded = torch.load(content, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise UnsafeCheckpointError(
-                f"{self.opened.path}: {name} in {place.file} holds more than a tensor; nothing of it was run.",
-                path=self.opened.path,
-                file=place.file,
-                name=name,
-            ) from error
-        except (RuntimeError, EOFError, ValueError, KeyError, TypeError) as error:
-            raise self.sources.damaged(place.file, name, f"{type(error).__name__}: {error}") from error
+        loaded = values.from_bytes(self.read((name, chunk.offsets)), self.opened.path, place.file, name)
         if not isinstance(loaded, torch.Tensor) or tuple(loaded.shape) != chunk.sizes:
             raise self.sources.damaged(place.file, name, f"expected a tensor of shape {chunk.sizes}")
+        dense = loaded.layout == torch.strided and not loaded.is_quantized
+        if dense and loaded.untyped_storage().nbytes() < loaded.numel() * loaded.element_size():
+            raise self.sources.damaged(place.file, name, "it has fewer bytes than its elements need")
         return loaded
 
     def _check_data(self, name: str, chunk: Chunk, place: Place, item: Item) -> None:

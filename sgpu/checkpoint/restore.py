@@ -28,12 +28,20 @@ from sgpu.contract.errors import (
 
 log = logging.getLogger("sgpu.checkpoint")
 
+# One bad read must not cost all steps since the checkpoint before.
+LOOKS = 2
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Verdict:
-    """One rank's look at a checkpoint: first at its records (`offer`), then at its bytes (`reaches`)."""
+    """One rank's look at a checkpoint: first at its records (`offer`), then at its bytes (`reaches`).
+
+    Attributes:
+        away: nothing at all can be read from its store now.
+    """
 
     reason: str | None = None
+    away: bool = False
     mismatch: dict[str, list[str]] | None = None
     offer: Offer | None = None
     reaches: frozenset[int] = frozenset()
@@ -89,12 +97,14 @@ class Restorer:
         self, candidates: list[_Candidate], writer: Writer, started: float, skipped: list[Skipped]
     ) -> Restored | None:
         for candidate in candidates:
-            with ExitStack() as stack:
-                attempt, reason = self._try(candidate, writer, stack)
-                if reason is None:
-                    assert attempt is not None  # this rank's verdicts were as good as all others'
-                    self._apply(attempt, candidate.folder)
-                    return self._report(attempt, candidate, started, skipped)
+            for _ in range(LOOKS):
+                with ExitStack() as stack:
+                    attempt, reason = self._try(candidate, writer, stack)
+                    if reason is None:
+                        assert attempt is not None  # this rank's verdicts were as good as all others'
+                        self._apply(attempt, candidate.folder)
+                        return self._report(attempt, candidate, started, skipped)
+            assert reason is not None  # or it would have been taken
             in_memory = candidate.found
             path = f"{self._store.url}/{candidate.folder}" if in_memory is None else in_memory.opened.path
             log.warning("checkpoint %s was passed over: %s", path, reason)
@@ -119,7 +129,7 @@ class Restorer:
                 told = f"{type(error).__name__}: {error}"
         told = self._ranks.from_first(told)
         if isinstance(told, str):
-            raise CheckpointError(f"{self._store.url} cannot be read: {told}", path=self._store.url)
+            raise self._unreadable(told)
         return [_Candidate(folder=folder) for folder in told]
 
     def _try(self, candidate: _Candidate, writer: Writer, stack: ExitStack) -> tuple[Attempt | None, str | None]:
@@ -140,7 +150,7 @@ class Restorer:
             shared = SharedReading(self._ranks, writer.segment, reader, attempt.common)
             return _Verdict(offer=shared.offer())
 
-        looked, reason = self._agree(candidate.folder, _verdict(compare))
+        looked, reason = self._agree(candidate.folder, self._verdict(compare))
         if reason is not None or attempt is None:
             return None, reason
         found: Attempt = attempt
@@ -157,17 +167,44 @@ class Restorer:
             shared.read_own()
             return _Verdict(reaches=shared.reaches)
 
-        looked, reason = self._agree(candidate.folder, _verdict(read))
+        looked, reason = self._agree(candidate.folder, self._verdict(read))
         if reason is None and shared is not None:
             found.reader.sources.add(shared.exchange([verdict.reaches for verdict in looked], stack))
         found.reader.memory_is_checked()
         return found, reason
+
+    def _verdict(self, look: Callable[[], _Verdict]) -> _Verdict:
+        """What `look` finds, or why it could not."""
+        try:
+            return look()
+        except CheckpointMismatchError as error:
+            facts = {kind: list(error.facts.get(kind, [])) for kind in ("missing", "unexpected", "different")}
+            return _Verdict(reason=str(error), mismatch=facts)
+        except CheckpointError as error:
+            return _Verdict(reason=str(error))
+        except OSError as error:
+            return _Verdict(reason=f"{type(error).__name__}: {error}", away=self._is_away())
+
+    def _is_away(self) -> bool:
+        try:
+            self._store.names("")
+        except OSError:
+            return True
+        return False
+
+    def _unreadable(self, reason: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self._store.url} cannot be read now: {reason}. No checkpoint was passed over for that: restore again "
+            "when it can be read.",
+            path=self._store.url,
+        )
 
     def _agree(self, folder: str, mine: _Verdict) -> tuple[list[_Verdict], str | None]:
         """All ranks' verdicts, and why no rank may use it; None where all may.
 
         Raises:
             CheckpointMismatchError: on all ranks, where it does not fit the live objects of any.
+            CheckpointError: on all ranks, where one can read nothing at all: that says nothing about a checkpoint.
         """
         verdicts = self._ranks.gather(mine)
         for rank, verdict in enumerate(verdicts):
@@ -175,6 +212,8 @@ class Restorer:
                 raise CheckpointMismatchError(
                     f"rank {rank}: {verdict.reason}", path=f"{self._store.url}/{folder}", rank=rank, **verdict.mismatch
                 )
+            if verdict.away:
+                raise self._unreadable(f"rank {rank}: {verdict.reason}")
         reasons = [f"rank {at}: {verdict.reason}" for at, verdict in enumerate(verdicts) if verdict.reason is not None]
         return verdicts, reasons[0] if reasons else None
 
@@ -216,14 +255,3 @@ class Restorer:
                     rank=rank,
                 )
             return read_per_rank(reader, rank)
-
-
-def _verdict(look: Callable[[], _Verdict]) -> _Verdict:
-    """What `look` finds, or why it could not."""
-    try:
-        return look()
-    except CheckpointMismatchError as error:
-        facts = {kind: list(error.facts.get(kind, [])) for kind in ("missing", "unexpected", "different")}
-        return _Verdict(reason=str(error), mismatch=facts)
-    except (CheckpointError, OSError) as error:
-        return _Verdict(reason=str(error))

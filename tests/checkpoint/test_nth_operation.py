@@ -123,6 +123,8 @@ CASES = {
     "save, reading": Case(act=save_next, counted=READING),
     "save again": Case(act=save_again, counted=ALL),
     "save and prune": Case(act=save_and_prune, counted=ALL),
+    "restore": Case(act=restore, counted=READING),
+    "shrink": Case(act=go_on, counted=ALL, ranks=2),
 }
 WRITING_CASES = {name: replace(case, counted=WRITING) for name, case in CASES.items() if case.counted & WRITING}
 TWO_RANKS = """
