@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -37,12 +40,8 @@ class Flight:
     handed: threading.Event = field(default_factory=threading.Event)
     work: Future[float] = field(default_factory=Future)
 
-    def start(self, action: Callable[[], float]) -> None:
-        # A daemon, so that a rank whose peers are gone can end; `Checkpointer.leave` waits for it.
-        threading.Thread(target=self._run, args=(action,), daemon=True, name="sgpu-checkpoint").start()
-
-    def _run(self, action: Callable[[], float]) -> None:
-        """A thread's whole life: how it ended, whatever that was, is told through the future."""
+    def run(self, action: Callable[[], float]) -> None:
+        """How it ended, whatever that was, is told through the future."""
         try:
             self.work.set_result(action())
         except BaseException as error:  # noqa: BLE001
@@ -50,6 +49,29 @@ class Flight:
         finally:
             self.staged.set()
             self.handed.set()
+
+
+class Background:
+    """One thread for all saves: starting one each time would hold up the training until it runs."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # A daemon, so that a rank whose peers are gone can end; `Checkpointer.leave` waits for it.
+        threading.Thread(target=_work, args=(self._tasks,), daemon=True, name="sgpu-checkpoint").start()
+        weakref.finalize(self, self._tasks.put, None)
+
+    def start(self, flight: Flight, action: Callable[[], float]) -> None:
+        self._tasks.put(functools.partial(flight.run, action))
+
+    def close(self) -> None:
+        """After what is under way."""
+        self._tasks.put(None)
+
+
+def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (task := tasks.get()) is not None:
+        task()
+        del task  # holds tensors, which are not to be held until the next one comes
 
 
 def finish_in_background(

@@ -18,7 +18,7 @@ from sgpu import settings
 from sgpu.checkpoint import arguments, prune, trouble, versions
 from sgpu.checkpoint import state as state_parts
 from sgpu.checkpoint.attempts import Attempts
-from sgpu.checkpoint.background import Flight, finish_in_background
+from sgpu.checkpoint.background import Background, Flight, finish_in_background
 from sgpu.checkpoint.finish import try_to_tell
 from sgpu.checkpoint.helper_writer import HelperWriter
 from sgpu.checkpoint.job import SaveJob
@@ -107,6 +107,7 @@ class Checkpointer:
         self._stager = Stager(
             self._parts, self._per_rank, self._ranks.rank, self._ranks.world_size, self._writer.segment
         )
+        self._background = Background()
         self._settled = False
         self._saves = 0
         self._salt = secrets.token_bytes(4)
@@ -201,7 +202,9 @@ class Checkpointer:
         flight = Flight(step=step, folder=folder, started=started, size_bytes=staged.size_bytes)
         self._saves += 1
         mark = int.from_bytes(self._salt + self._saves.to_bytes(4, "little"), "little")
-        flight.start(functools.partial(finish_in_background, self._store, self._writer, staged, job, flight, mark))
+        self._background.start(
+            flight, functools.partial(finish_in_background, self._store, self._writer, staged, job, flight, mark)
+        )
         self._flight = flight
         flight.blocked_seconds = self._clock.monotonic() - started
 
@@ -241,6 +244,7 @@ class Checkpointer:
         self._settle()
         for hook in self._hooks:
             hook.remove()
+        self._background.close()
         self._writer.close()
         self._attempts.close()
         self._ranks.close()

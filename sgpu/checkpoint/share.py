@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -55,29 +56,36 @@ class _Candidate:
 
 def local_part(tensor: torch.Tensor) -> torch.Tensor:
     """The elements that this rank holds, sharing memory with the tensor."""
-    with torch.no_grad():
-        local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-        return local.detach()
+    if hasattr(tensor, "to_local"):
+        with torch.no_grad():
+            tensor = tensor.to_local()
+    return tensor.detach()
 
 
 def local_chunk(tensor: torch.Tensor) -> Chunk:
     """Where the local part lies in the whole."""
     if not hasattr(tensor, "__create_chunk_list__"):
         return Chunk(offsets=(0,) * tensor.dim(), sizes=tuple(tensor.shape))
+    if not hasattr(tensor, "placements"):
+        return _ask(tensor)
+    key = (tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape))
+    if key not in _known_chunks:
+        _known_chunks[key] = _ask(tensor)
+    return _known_chunks[key]
+
+
+# Few kinds of shards, and torch needs up to 0.1 s for one of a mesh of 16,384.
+_known_chunks: dict[tuple[Any, ...], Chunk] = {}
+
+
+def _ask(tensor: Any) -> Chunk:
     (chunk,) = tensor.__create_chunk_list__()
     return Chunk(offsets=tuple(chunk.offsets), sizes=tuple(chunk.sizes))
 
 
-def identity(tensor: torch.Tensor) -> TensorKey:
+def identity(tensor: torch.Tensor, local: torch.Tensor) -> TensorKey:
     """Equal for two names of the same memory."""
-    local = local_part(tensor)
-    return (
-        local.untyped_storage().data_ptr() or id(tensor),
-        local.storage_offset(),
-        tuple(tensor.shape),
-        local.stride(),
-        tensor.dtype,
-    )
+    return local.data_ptr() or id(tensor), tensor.shape, local.stride(), tensor.dtype
 
 
 def plan(tensors: dict[str, Held], rank: int, world_size: int) -> Share:
@@ -119,7 +127,8 @@ def plan(tensors: dict[str, Held], rank: int, world_size: int) -> Share:
 def _candidates(tensors: dict[str, Held], rank: int) -> list[_Candidate]:
     groups: dict[TensorKey, list[str]] = {}
     for name in sorted(tensors):
-        groups.setdefault(identity(tensors[name].tensor), []).append(name)
+        tensor = tensors[name].tensor
+        groups.setdefault(identity(tensor, local_part(tensor)), []).append(name)
     found = []
     for names in groups.values():
         held = tensors[names[0]]
@@ -158,12 +167,13 @@ def _sharding(name: str, tensor: torch.Tensor, rank: int) -> tuple[bool, bool]:
 def _deal(candidates: list[_Candidate], world_size: int) -> list[int]:
     """Owner of each tensor: the largest first, to the rank that has least so far."""
     owners = [0] * len(candidates)
-    load = [0] * world_size
-    load[0] = sum(c.size_bytes for c in candidates if not c.sharded and not c.spread)
+    to_first = sum(c.size_bytes for c in candidates if not c.sharded and not c.spread)
+    load = [(to_first, 0), *((0, rank) for rank in range(1, world_size))]
+    heapq.heapify(load)
     dealt = [i for i, candidate in enumerate(candidates) if not candidate.sharded and candidate.spread]
     for i in sorted(dealt, key=lambda i: (-candidates[i].size_bytes, candidates[i].names)):
-        owners[i] = min(range(world_size), key=lambda rank: (load[rank], rank))
-        load[owners[i]] += candidates[i].size_bytes
+        size, owners[i] = load[0]
+        heapq.heapreplace(load, (size + candidates[i].size_bytes, owners[i]))
     return owners
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -13,15 +13,14 @@ from sgpu.checkpoint import checksum, share, values
 from sgpu.checkpoint.envelope import flat_bytes
 from sgpu.checkpoint.parts import SKELETON, Held, Part
 from sgpu.checkpoint.segment import INCOMPLETE, Segment
-from sgpu.checkpoint.share import Share, Slot
+from sgpu.checkpoint.share import Share
 from sgpu.contract.errors import CheckpointSaveError
 
 RANK_FORMAT = "sgpu.rank/1"
 CHANGED = "was changed after save()"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deferred:
+class Deferred(NamedTuple):
     """A live tensor, where it shall be copied to, and its version at the call."""
 
     name: str
@@ -118,7 +117,7 @@ class Stager:
         self._packer = Packer()
         self._signature: tuple[Any, ...] = ()
         self._share: Share | None = None
-        self._targets: list[torch.Tensor] = []
+        self._targets: list[tuple[str, torch.Tensor, bool]] = []
 
     def stage(self, *, deferring: bool = False) -> Staged:
         """The values as they are now; the caller may change everything afterwards, but for what is deferred."""
@@ -132,11 +131,12 @@ class Stager:
             skeletons[object_name(part.name)] = state.skeleton
         rank_state = self._rank_state()
         self._segment.mark = INCOMPLETE
-        planned = self._plan(tensors)
+        locals_ = {name: share.local_part(held.tensor) for name, held in tensors.items()}
+        planned = self._plan(tensors, locals_)
         return Staged(
             segment=self._segment,
             share=planned,
-            deferred=self._copy(deferring, planned, tensors),
+            deferred=self._copy(deferring, locals_),
             skeletons=skeletons,
             rank_state=rank_state,
             writes_objects=self._rank == 0,
@@ -148,22 +148,27 @@ class Stager:
         """The segment was used for something else: what is in place there is put there again."""
         self._share, self._signature = None, ()
 
-    def _plan(self, tensors: dict[str, Held]) -> Share:
-        signature = tuple((name, share.identity(held.tensor), held.spread) for name, held in tensors.items())
+    def _plan(self, tensors: dict[str, Held], locals_: dict[str, torch.Tensor]) -> Share:
+        signature = tuple(
+            (name, share.identity(held.tensor, locals_[name]), held.spread) for name, held in tensors.items()
+        )
         if self._share is None or signature != self._signature:
             self._share = share.plan(tensors, self._rank, self._world_size)
-            self._frame(self._share)
+            self._frame(self._share, tensors)
             self._signature = signature
         return self._share
 
-    def _frame(self, planned: Share) -> None:
+    def _frame(self, planned: Share, tensors: dict[str, Held]) -> None:
+        """Puts in place what surrounds the tensors, and notes for each its name, place, and whether it may wait."""
         self._segment.reserve(planned.layout.size_bytes + 65536)  # room for what is not a tensor
         memory = torch.frombuffer(self._segment.view(), dtype=torch.uint8)
         self._targets = []
         for slot in planned.slots:
             self._segment.write(slot.start, slot.around.head)
             self._segment.write(slot.data_start + slot.around.data_bytes, slot.around.tail)
-            self._targets.append(memory[slot.data_start : slot.data_start + slot.around.data_bytes])
+            if slot.around.data_bytes:
+                target = memory[slot.data_start : slot.data_start + slot.around.data_bytes]
+                self._targets.append((slot.names[0], target, all(tensors[name].spread for name in slot.names)))
 
     def _rank_state(self) -> Any:
         if not self._per_rank:
@@ -174,19 +179,13 @@ class Stager:
         }
         return {"format": RANK_FORMAT, "rank": self._rank, "state": state}
 
-    def _copy(self, deferring: bool, planned: Share, tensors: dict[str, Held]) -> tuple[Deferred, ...]:
+    def _copy(self, deferring: bool, locals_: dict[str, torch.Tensor]) -> tuple[Deferred, ...]:
         deferred = []
         with torch.no_grad():
-            for slot, target in zip(planned.slots, self._targets, strict=True):
-                if not slot.around.data_bytes:
-                    continue
-                local = share.local_part(tensors[slot.names[0]].tensor)
-                if deferring and _may_wait(slot, tensors) and not local.is_inference():
-                    deferred.append(Deferred(name=slot.names[0], source=local, target=target, version=local._version))
+            for name, target, may_wait in self._targets:
+                local = locals_[name]
+                if deferring and may_wait and not local.is_inference():
+                    deferred.append(Deferred(name=name, source=local, target=target, version=local._version))
                 else:
                     target.copy_(flat_bytes(local))
         return tuple(deferred)
-
-
-def _may_wait(slot: Slot, tensors: dict[str, Held]) -> bool:
-    return all(tensors[name].spread for name in slot.names)
