@@ -141,17 +141,14 @@ class Connection:
 
     def _fetch(self, message: dict[str, Any]) -> None:
         assert self._store is not None  # "open" comes first
-        loans: list[Loan] = []
+        assert self._copying is not None  # who has no peers was told so
+        keys = {(self._store.url, message["folder"], rank): nodes for rank, nodes in message["wanted"]}
         try:
-            for rank, nodes in message["wanted"]:
-                assert self._copying is not None  # who has no peers was told so
-                loans.append(self._copying.peers.fetch((self._store.url, message["folder"], rank), nodes))
+            loans = self._copying.peers.fetch_all(keys)
         except CheckpointError as error:
-            for loan in loans:
-                loan.segment.close()
             self._answer({"error": str(error)})
-            return
-        self._lend(loans)
+        else:
+            self._lend(loans)
 
     def _release(self) -> None:
         if self._copying is not None and self._store is not None:

@@ -11,7 +11,8 @@ import os
 import pathlib
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sgpu.checkpoint import peer_wire
@@ -27,6 +28,7 @@ from sgpu.contract.failpoint import failpoint
 CONNECT_SECONDS = 5.0
 RECEIVED_BYTES = 4 * PIECE_BYTES
 _MOST_CONNECTIONS = 64
+_FETCHES = 4
 _MOST_INCOMING = 2  # one, and one of a sender that is gone and has not been noticed yet
 _BAD_MESSAGE = (KeyError, TypeError, ValueError)
 
@@ -122,6 +124,18 @@ class Peers:
         if self._listener is not None:
             self._listener.shutdown(socket.SHUT_RDWR)
             self._listener.close()
+
+    def fetch_all(self, wanted: Mapping[Key, Iterable[int]]) -> list[Loan]:
+        """Several images at a time; all, or none and a PeerError."""
+        with ThreadPoolExecutor(_FETCHES) as pool:
+            under_way = [pool.submit(self.fetch, key, nodes) for key, nodes in wanted.items()]
+        errors = [error for each in under_way if (error := each.exception()) is not None]
+        loans = [each.result() for each in under_way if each.exception() is None]
+        if errors:
+            for loan in loans:
+                loan.segment.close()
+            raise errors[0]
+        return loans
 
     def fetch(self, key: Key, nodes: Iterable[int]) -> Loan:
         """An image from the first of these nodes that can give it; fetched once for all who ask, until `release`.
