@@ -8,6 +8,7 @@ import torch
 
 from sgpu.checkpoint import values
 from sgpu.checkpoint.parts import Collector, Loading, PartState, Problems, Saved, new_tensor
+from sgpu.contract.errors import InputError
 
 
 def unwrap(module: torch.nn.Module) -> torch.nn.Module:
@@ -26,6 +27,12 @@ class ModulePart:
     def __init__(self, name: str, module: torch.nn.Module) -> None:
         self.name = name
         self._module = module
+        for key, value in unwrap(module).named_parameters():
+            if torch.nn.parameter.is_lazy(value):
+                raise InputError(
+                    f"{name}.{key} has no shape yet (a lazy module): run one batch through the model before it is "
+                    "handed over, so that a checkpoint can be restored into it"
+                )
 
     def collect(self) -> PartState:
         module = unwrap(self._module)
