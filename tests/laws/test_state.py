@@ -47,6 +47,27 @@ def model_of(kind: str) -> tuple[torch.nn.Module, torch.nn.Module]:
     return torch.nn.parallel.DistributedDataParallel(inner, broadcast_buffers=False), inner
 
 
+class Average:
+    """Of what this rank holds of the weights, with warm-up by a plain counter."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.updates, self.model = 0, model
+        self.weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    def update(self) -> None:
+        self.updates += 1
+        for name, value in self.model.named_parameters():
+            self.weights[name].lerp_(value.detach(), 1 / (self.updates + 1))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "weights": dict(self.weights)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = state["updates"]
+        for name, value in state["weights"].items():
+            self.weights[name].copy_(value)
+
+
 def train(folder: pathlib.Path, kind: str, number: int, until: int | None, rank: int) -> None:
     torch.set_num_threads(1)
     become_worker(folder / f"run{number}", rank=rank, world_size=WORLD)
@@ -60,11 +81,12 @@ def train(folder: pathlib.Path, kind: str, number: int, until: int | None, rank:
         ]
     )
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    average = Average(inner)
     seed_everything(7 * number + rank if number > 1 else 5 + rank)
     data = torch.utils.data.TensorDataset(torch.arange(96.0).reshape(24, 4) / 96)
     loop = TrainLoop(
         model=model, optimizer=optimizer, loader=DataLoader(data, 2, shuffle=True, seed=3, num_workers=0), epochs=2,
-        extra={"scaler": scaler}, accumulate=2,
+        extra={"scaler": scaler, "average": average}, accumulate=2,
         checkpoints=CheckpointPolicy(str(folder / f"checkpoints{min(number, 1)}"), every_steps=1, keep_last=3),
     )  # fmt: skip
     output = os.open(folder / f"ledger{number}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -79,14 +101,15 @@ def train(folder: pathlib.Path, kind: str, number: int, until: int | None, rank:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
-    os.write(output, json.dumps(digest(inner, optimizer)).encode() + b"\n")
+            average.update()
+    os.write(output, json.dumps(digest(inner, optimizer, average)).encode() + b"\n")
     dist.destroy_process_group()
 
 
-def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """Of what this rank holds: weights, its own buffers, the optimizer's state."""
-    found = hashlib.sha256()
-    values = list(model.state_dict().values())
+def digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer, average: Average) -> str:
+    """Of what this rank holds: weights, its own buffers, the optimizer's state, the average."""
+    found = hashlib.sha256(str(average.updates).encode())
+    values = [*model.state_dict().values(), *average.weights.values()]
     values += [value for state in optimizer.state.values() for _, value in sorted(state.items())]
     for value in values:
         local: Any = value.to_local() if hasattr(value, "to_local") else value
@@ -103,7 +126,7 @@ def hosts() -> Iterator[list[FreshProcesses]]:
 
 
 @pytest.mark.parametrize("kind", ["replicated", "sharded"])
-def test_frozen_grouped_scaled_and_accumulated_state_goes_on_to_the_bit(
+def test_frozen_grouped_scaled_averaged_and_accumulated_state_goes_on_to_the_bit(
     kind: str, hosts: list[FreshProcesses], tmp_path: pathlib.Path
 ) -> None:
     def live(number: int, until: int | None) -> list[list[Any]]:
