@@ -218,7 +218,8 @@ class ClusterHost:
         elif operation == "ready":
             remote.ready = True
         elif operation == "exited":
-            self._exits.append(Exit(name=message["name"], status=message["status"]))
+            exit_facts = {name: message[name] for name in ("name", "status", "out_of_memory")}
+            self._exits.append(Exit(**exit_facts))
         elif operation == "stopped":
             remote.stopped = message["number"]
         elif operation == "lost":

@@ -69,13 +69,22 @@ def from_outcome(outcome: Outcome) -> Failure:
     )
 
 
-def from_exit(status: int, *, rank: int, generation: int, step: int, time: float) -> Failure:
-    """A worker that left no outcome. `status` is as os.waitpid gives it."""
+def from_exit(
+    status: int, *, rank: int, generation: int, step: int, time: float, out_of_memory: bool = False
+) -> Failure:
+    """A worker that left no outcome.
+
+    Args:
+        status: as os.waitpid gives it.
+        out_of_memory: the kernel killed it for want of memory.
+    """
     kind: Kind
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
         kind, cause = "signal", f"{name}, signal {number}"
+        if out_of_memory:
+            cause = f"out of memory: {cause} by the kernel"
     else:
         kind, cause = "exit", f"exit code {os.WEXITSTATUS(status)}"
     return Failure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import select
 from collections.abc import Callable
+from dataclasses import asdict
 
 from sgpu.agent import wire
 from sgpu.agent.link import Link, LinkLostError, join
@@ -106,7 +107,7 @@ class Follower:
             if exits:
                 self._link.send(self._beat())  # how far they had come
             for ended in exits:
-                self._link.send({"op": "exited", "name": ended.name, "status": ended.status})
+                self._link.send({"op": "exited", **asdict(ended)})
             if not self._told_ready and self._host.ready():
                 self._told_ready = True
                 self._link.send({"op": "ready"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sgpu.agent.failure import Failure, from_exit, from_outcome, root_cause
+from sgpu.agent.workers import Exit
 from sgpu.contract.clock import Clock
 from sgpu.contract.heartbeat import Beat
 from sgpu.contract.outcome import read_outcome
@@ -32,12 +33,12 @@ class Generation:
         self.failures: list[Failure] = []
         self.first_failure_at = 0.0
 
-    def judge(self, rank: int, beat: Beat, status: int | None) -> None:
+    def judge(self, rank: int, beat: Beat, ended: Exit | None) -> None:
         """Takes in how a rank ended.
 
         Args:
             beat: what it said last.
-            status: of its process; None: the rank says that it is done, and its process may live on.
+            ended: None: the rank says that it is done, and its process may live on.
         """
         if rank in self.finished or any(failure.rank == rank for failure in self.failures):
             return
@@ -48,9 +49,12 @@ class Generation:
                 self.preempted.add(rank)
         elif outcome is not None:
             self.add(from_outcome(outcome))
-        elif status is not None:
+        elif ended is not None:
             step = beat.step if beat.generation == self.number else 0  # it may have ended before its first word
-            self.add(from_exit(status, rank=rank, generation=self.number, step=step, time=self._clock.wall()))
+            self.add(from_exit(
+                ended.status, rank=rank, generation=self.number, step=step, time=self._clock.wall(),
+                out_of_memory=ended.out_of_memory,
+            ))  # fmt: skip
 
     def add(self, failure: Failure) -> None:
         if not self.failures:

@@ -11,7 +11,8 @@ from sgpu.agent.failure import Failure
 from sgpu.agent.watchdog import Silence
 from sgpu.agent.workers import WorkerHost, worker_name
 from sgpu.contract.clock import Clock
-from sgpu.contract.heartbeat import Beat, WorkerState
+from sgpu.contract.heartbeat import Beat, Section, WorkerState
+from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.rundir import RunDir
 
 _STACKS_SECONDS = 0.3  # ranks that can write their stacks have done so by then
@@ -23,8 +24,9 @@ class Hangs:
     Order of calls: `begin` per generation, then `look` each turn until it returns a failure.
     """
 
-    def __init__(self, run: RunDir, host: WorkerHost, clock: Clock, *, hang_seconds: float) -> None:
-        self._run, self._host, self._clock, self._hang_seconds = run, host, clock, hang_seconds
+    def __init__(self, run: RunDir, host: WorkerHost, clock: Clock, policy: RestartPolicy) -> None:
+        self._run, self._host, self._clock = run, host, clock
+        self._hang_seconds, self._start_seconds = policy.hang_seconds, policy.start_seconds
         self.begin(0)
 
     def begin(self, generation: int) -> None:
@@ -36,7 +38,9 @@ class Hangs:
         """The hang of the rank at fault, once its limit is over and the stacks are written."""
         now = self._clock.monotonic()
         beats = [self._of_this_generation(beat) for beat in beats]
-        silence = watchdog.silent(beats, hang_seconds=self._hang_seconds, now_ns=int(now * 1e9))
+        silence = watchdog.silent(
+            beats, hang_seconds=self._hang_seconds, start_seconds=self._start_seconds, now_ns=int(now * 1e9)
+        )
         silence = silence or self._stopped(beats, running, now)
         if silence is None:
             self._blame_at = None
@@ -62,7 +66,7 @@ class Hangs:
                 beat = beats[rank]
                 return Silence(
                     rank=rank, step=beat.step, section=beat.section, limit_seconds=self._hang_seconds,
-                    silent_seconds=seconds,
+                    silent_seconds=seconds, stopped=True,
                 )  # fmt: skip
         return None
 
@@ -78,10 +82,14 @@ class Hangs:
         told = "it wrote no stack: it is stopped, or stuck in the kernel"
         if written[rank].strip():
             told = f"stacks: {self._run.stacks(self._generation, rank)}"
+        did = f"completed no step for {silence.silent_seconds:.1f} s (limit {limit:g} s) in section '{section}'"
+        cause, since = f"no step for {limit:g} s", f"after step {silence.step}"
+        if silence.section is Section.INIT and not silence.stopped:
+            did = f"had not begun its loop {silence.silent_seconds:.1f} s (limit {limit:g} s) after its start"
+            cause, since = f"no loop for {limit:g} s", "while it was setting up"
         return Failure(
-            kind="hang", rank=rank, generation=self._generation, step=silence.step, cause=f"no step for {limit:g} s",
-            message=f"rank {rank} completed no step for {silence.silent_seconds:.1f} s (limit {limit:g} s) in section "
-            f"'{section}' after step {silence.step}; {told}",
+            kind="hang", rank=rank, generation=self._generation, step=silence.step, cause=cause,
+            message=f"rank {rank} {did} {since}; {told}",
             time=self._clock.wall(), traceback=written[rank].strip() or None,
         )  # fmt: skip
 

@@ -56,7 +56,7 @@ class Supervisor:
         self._stopping: Stopping | None = None
         self._report = Report(run, page, host, clock)
         self._commits = Commits(run)
-        self._hangs = Hangs(run, host, clock, hang_seconds=spec.restarts.hang_seconds)
+        self._hangs = Hangs(run, host, clock, spec.restarts)
         self._recovery = Recovery(run)
         self._started_at = clock.monotonic()
         self._port = ReservedPort(address)
@@ -154,7 +154,7 @@ class Supervisor:
             for rank in list(generation.running):
                 if ended.name == worker_name(generation.number, rank):
                     generation.running.discard(rank)
-                    generation.judge(rank, beats[rank], ended.status if self._stopping is None else None)
+                    generation.judge(rank, beats[rank], ended if self._stopping is None else None)
         for rank, beat in enumerate(beats):
             if beat.state is WorkerState.FINISHED and beat.generation == generation.number:
                 generation.judge(rank, beat, None)

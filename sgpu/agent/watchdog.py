@@ -24,6 +24,7 @@ class Silence:
     """A rank that went over the limit of its section.
 
     Attributes:
+        stopped: its process stands still by a signal.
         alike: ranks that are silent at the same step; which of them holds the others up, their stacks tell.
     """
 
@@ -32,36 +33,45 @@ class Silence:
     section: Section
     limit_seconds: float
     silent_seconds: float
+    stopped: bool = False
     alike: tuple[int, ...] = ()
 
 
-def limit_seconds(beat: Beat, hang_seconds: float) -> float:
+def limit_seconds(beat: Beat, hang_seconds: float, start_seconds: float | None = None) -> float:
+    """How long the rank may be in its section; infinite where it has promised nothing.
+
+    A function without a loop makes no promise of steps: before its loop, a rank is watched only where its user says so
+    (`start_seconds`), or where the run has trained before, so that there is a loop.
+    """
+    if beat.state is WorkerState.STARTING and beat.section is Section.INIT:
+        if start_seconds is not None:
+            return start_seconds
+        return hang_seconds * _PATIENCE[Section.INIT] if beat.high_step > 0 else math.inf
+    if beat.state is not WorkerState.TRAINING and not _in_first_step(beat):
+        return math.inf
     if beat.section_limit_seconds > 0:
         return beat.section_limit_seconds
     return hang_seconds * _PATIENCE.get(beat.section, 1.0)
 
 
-def silent(beats: Sequence[Beat], *, hang_seconds: float, now_ns: int) -> Silence | None:
+def silent(
+    beats: Sequence[Beat], *, hang_seconds: float, now_ns: int, start_seconds: float | None = None
+) -> Silence | None:
     """The rank to blame, or None.
 
-    Only ranks in a training loop are watched: a function without a loop makes no promise of steps. Of several over
-    their limit, the one furthest behind is to blame: the others wait for it. That may be one that has not reached its
-    loop, while the others wait in their first step. One in a declared collective is blamed last.
+    Of several over their limit, the one furthest behind is to blame: the others wait for it. That may be one that has
+    not reached its loop, while the others wait in their first step. One in a declared collective is blamed last.
     """
-    late = [
-        silence
-        for rank, beat in enumerate(beats)
-        if _watched(beat)
-        and (silence := _silence(rank, beat, limit_seconds(beat, hang_seconds), now_ns)).silent_seconds
-        > silence.limit_seconds
-    ]
+    limits = [limit_seconds(beat, hang_seconds, start_seconds) for beat in beats]
+    silences = [_silence(rank, beat, limits[rank], now_ns) for rank, beat in enumerate(beats)]
+    late = [silence for silence in silences if silence.silent_seconds > silence.limit_seconds]
     if not late:
         return None
     least = min(silence.limit_seconds for silence in late)
     absent = [
         _silence(rank, beat, least, now_ns)
         for rank, beat in enumerate(beats)
-        if beat.state in (WorkerState.ABSENT, WorkerState.STARTING) and not _watched(beat)
+        if beat.state in (WorkerState.ABSENT, WorkerState.STARTING) and not _in_first_step(beat)
     ]
     candidates = sorted(absent or late, key=_standing)
     first = candidates[0]
@@ -69,10 +79,8 @@ def silent(beats: Sequence[Beat], *, hang_seconds: float, now_ns: int) -> Silenc
     return replace(first, alike=alike)
 
 
-def _watched(beat: Beat) -> bool:
-    return beat.state is WorkerState.TRAINING or (
-        beat.state is WorkerState.STARTING and beat.section is Section.FIRST_STEP
-    )
+def _in_first_step(beat: Beat) -> bool:
+    return beat.state is WorkerState.STARTING and beat.section is Section.FIRST_STEP
 
 
 def _silence(rank: int, beat: Beat, limit: float, now_ns: int) -> Silence:

@@ -16,7 +16,7 @@ altered, repeated, left out or sent back to its sender is not believed.
                          reopen                           after `lost`
                          end                              the run is over
     node -> controller   ready                            workers start at once from here on
-                         exited  name, status             as os.waitpid gives it
+                         exited  name, status, out_of_memory      as in workers.Exit
                          lost    message                  the process that workers are forked from ended
                          stopped number
                          asked   reason                   this node was told to go ("preempt")

@@ -13,10 +13,17 @@ from sgpu.contract.status import NodeStatus
 
 @dataclass(frozen=True, kw_only=True)
 class Exit:
-    """A worker process that ended. `name` is what it was started under; `status` as os.waitpid gives it."""
+    """A worker process that ended.
+
+    Attributes:
+        name: what it was started under.
+        status: as os.waitpid gives it.
+        out_of_memory: the kernel killed it for want of memory.
+    """
 
     name: str
     status: int
+    out_of_memory: bool = False
 
 
 class WorkerHost(Protocol):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sgpu.agent import strays
+from sgpu.agent.oom import AnyOf, CgroupCounter, KernelLog, OomSource
 from sgpu.agent.workers import Exit, ZygoteLostError
 from sgpu.contract import process
 from sgpu.contract.status import NodeStatus
@@ -34,8 +35,13 @@ class ZygoteHost:
         log: pathlib.Path,
         spared: Callable[[], Iterable[int]] = tuple,
         address: str = "127.0.0.1",
+        memory: OomSource | None = None,
     ) -> None:
-        """`spared` tells which other children of this process stay when strays are ended; `address` is the store's."""
+        """`spared` tells which other children of this process stay when strays are ended; `address` is the store's.
+
+        `memory` tells which workers the kernel killed; None: its control group and its log, where they can be read.
+        """
+        self._memory = memory if memory is not None else AnyOf(CgroupCounter(), KernelLog())
         self._python = python
         self._spared, self._address = spared, address
         self._run = run
@@ -209,7 +215,10 @@ class ZygoteHost:
             if name is not None:
                 del self._pids[name]
                 _end_rest_of_group(reply["pid"])
-                self._exits.append(Exit(name=name, status=reply["status"]))
+                status = reply["status"]
+                killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+                killed = killed and self._memory.killed(reply["pid"])
+                self._exits.append(Exit(name=name, status=status, out_of_memory=killed))
 
 
 def _signal_group(pid: int, number: int) -> None:

@@ -103,6 +103,8 @@ class RestartPolicy:
         max_restarts: restarts without a newly committed checkpoint in between; progress refills the budget.
         backoff_seconds: wait before the second restart in a row (the first is immediate); then doubled, with jitter.
         hang_seconds: a rank that completes no step for so long is taken for hung.
+        start_seconds: so is one that has not begun its loop so long after its start. None: three times `hang_seconds`
+            for a run that has trained before; a function that never did may do without a loop, and is not watched.
         in_process: whether a worker that is still healthy may restart inside its own process.
         min_gpus: the run may shrink down to so many; None: it never shrinks.
     """
@@ -110,6 +112,7 @@ class RestartPolicy:
     max_restarts: int = 3
     backoff_seconds: float = 1.0
     hang_seconds: float = 600.0
+    start_seconds: float | None = None
     in_process: bool = True
     min_gpus: int | None = None
 
@@ -121,6 +124,12 @@ class RestartPolicy:
             "hang_seconds",
             "seconds above 0",
             self.hang_seconds,
+        )
+        _require(
+            self.start_seconds is None or (_is_seconds(self.start_seconds) and self.start_seconds > 0),
+            "start_seconds",
+            "seconds above 0, or None",
+            self.start_seconds,
         )
         _require(isinstance(self.in_process, bool), "in_process", "True or False", self.in_process)
         _require(

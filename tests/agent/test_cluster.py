@@ -256,9 +256,9 @@ def test_what_ends_on_a_node_is_told_with_how_far_it_came(cluster: Callable[[int
     run.start()
     node.page.slot(3).start(0)
     node.page.slot(3).beat(41, epoch=2)
-    node.hands.exits = [Exit(name="rank3.g0", status=9)]
+    node.hands.exits = [Exit(name="rank3.g0", status=9, out_of_memory=True)]
     run.until(lambda: run.exits)
-    assert run.exits == [Exit(name="rank3.g0", status=9)]
+    assert run.exits == [Exit(name="rank3.g0", status=9, out_of_memory=True)]
     beat = run.page.slot(3).read()
     assert (beat.step, beat.high_step, beat.epoch, beat.generation) == (41, 41, 2, 0)
 

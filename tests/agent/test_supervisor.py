@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sgpu.agent.supervisor import Supervisor
+from sgpu.agent.workers import NodeLostError
 from sgpu.contract.events import emit
 from sgpu.contract.heartbeat import Page, Request, Section
 from sgpu.contract.policies import RestartPolicy
@@ -426,6 +427,56 @@ def test_a_stopped_rank_hangs_wherever_it_is(bench: Callable[..., Bench]) -> Non
     failure = next(event for event in read_all(run.run.events) if event["kind"] == "failure")
     assert (failure["rank"], failure["cause"]) == (1, "no step for 5 s")
     assert "it wrote no stack: it is stopped" in failure["message"]
+
+
+def test_a_rank_that_does_not_reach_its_loop_is_named(bench: Callable[..., Bench]) -> None:
+    """Rank 0 waits in DDP's constructor for rank 1, which is elsewhere; nobody has promised a step yet."""
+    run = bench(restarts=RestartPolicy(start_seconds=5.0))
+
+    def answers(host: ScriptedHost) -> list[Any]:
+        inside = "Current thread 0x1 (most recent call first):\n  File "
+        run.run.stacks(0, 0).write_text(f'{inside}"/x/torch/distributed/utils.py", line 1 in _sync\n')
+        run.run.stacks(0, 1).write_text(f'{inside}"/my/train.py", line 7 in download\n')
+        host.clock.advance(0.5)
+        return []
+
+    status = run.supervise(passes(4), passes(1.5), answers, steps(1, 0, 1), returns(0, 1))
+    assert (status.state, status.restarts) == ("SUCCEEDED", 1)
+    failure = next(event for event in read_all(run.run.events) if event["kind"] == "failure")
+    assert (failure["rank"], failure["cause"], failure["step"]) == (1, "no loop for 5 s", 0)
+    assert "rank 1 had not begun its loop" in failure["message"]
+    assert f"while it was setting up; stacks: {run.run.stacks(0, 1)}" in failure["message"]
+
+
+def test_a_function_without_a_loop_may_take_its_time(bench: Callable[..., Bench]) -> None:
+    status = bench(restarts=RestartPolicy(hang_seconds=5.0)).supervise(passes(5000), passes(5000), returns(0, 1))
+    assert (status.state, status.restarts) == ("SUCCEEDED", 0)
+
+
+def test_a_kill_for_want_of_memory_is_named(bench: Callable[..., Bench]) -> None:
+    run = bench(restarts=RestartPolicy(max_restarts=0))
+
+    def runs_out_of_memory(host: ScriptedHost) -> list[Any]:
+        return [dataclasses.replace(host.exited(1, _SIGKILL), out_of_memory=True)]
+
+    status = run.supervise(steps(3, 0, 1), runs_out_of_memory)
+    assert status.failure is not None
+    assert status.failure["cause"] == "out of memory: SIGKILL, signal 9 by the kernel"
+    assert status.failure["message"] == (
+        "rank 1 ended without a result (out of memory: SIGKILL, signal 9 by the kernel)"
+    )
+
+
+def test_a_lost_node_is_named(bench: Callable[..., Bench]) -> None:
+    run = bench(restarts=RestartPolicy(max_restarts=0))
+
+    def loses_node(host: ScriptedHost) -> list[Any]:
+        raise NodeLostError("node 1 was lost: its connection was closed", node=1)
+
+    status = run.supervise(steps(3, 0, 1), raises(0, "RuntimeError", "Connection closed", collateral=True), loses_node)
+    assert status.failure is not None
+    assert (status.failure["rank"], status.failure["node"], status.failure["step"]) == (None, 1, 3)
+    assert ("reopen",) in run.host.calls
 
 
 def test_a_step_at_the_last_moment_clears_the_suspicion(bench: Callable[..., Bench]) -> None:

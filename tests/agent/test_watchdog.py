@@ -65,13 +65,36 @@ def test_limits(beat: Beat, limit: float) -> None:
         ([_beat(ago=100, section_limit_seconds=99.0)], 0),
         ([_beat(ago=500, state=WorkerState.FINISHED)], None),
         ([_beat(ago=500, state=WorkerState.ABSENT)], None),
-        ([_beat(ago=500, state=WorkerState.STARTING, section=Section.INIT)], None),  # no loop, no promise
         ([_beat(ago=31, step=0, state=WorkerState.STARTING, section=Section.FIRST_STEP)], 0),
         ([_beat(ago=29, step=0, state=WorkerState.STARTING, section=Section.FIRST_STEP)], None),
     ],
 )
 def test_one_rank(beats: list[Beat], blamed: int | None) -> None:
     assert _blamed(*beats) == blamed
+
+
+def _setting_up(ago: float, **facts: Any) -> Beat:
+    return _beat(step=0, ago=ago, section=Section.INIT, state=WorkerState.STARTING, **facts)
+
+
+@pytest.mark.parametrize(
+    ("beats", "start_seconds", "blamed"),
+    [
+        ([_setting_up(5000)], None, None),  # no loop, no promise
+        ([_setting_up(4)], 5.0, None),
+        ([_setting_up(6)], 5.0, 0),
+        ([_setting_up(29, high_step=7)], None, None),  # it has trained before: there is a loop
+        ([_setting_up(31, high_step=7)], None, 0),
+        ([_setting_up(31, high_step=7)], 40.0, None),
+        ([_setting_up(6), _setting_up(7)], 5.0, 1),
+        # Rank 0 is over its own limit, because rank 1 has not come yet, though that is within its.
+        ([_beat(step=0, ago=31, section=Section.FIRST_STEP, state=WorkerState.STARTING), _setting_up(20)], 60.0, 1),
+        ([_beat(ago=5), _setting_up(6)], 5.0, 1),
+    ],
+)
+def test_before_the_loop(beats: list[Beat], start_seconds: float | None, blamed: int | None) -> None:
+    found = silent(beats, hang_seconds=10, start_seconds=start_seconds, now_ns=int(_NOW * 1e9))
+    assert (found.rank if found else None) == blamed
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ _BAD_CHECKPOINTS: list[tuple[str, Any]] = [
 _BAD_RESTARTS: list[tuple[str, Any]] = [
     ("max_restarts", -1), ("max_restarts", True), ("max_restarts", 1.5), ("max_restarts", "3"), ("max_restarts", None),
     ("backoff_seconds", -0.1), ("backoff_seconds", math.inf), ("backoff_seconds", "1"), ("backoff_seconds", None),
+    ("start_seconds", 0), ("start_seconds", -1.0), ("start_seconds", "9"), ("start_seconds", True),
     ("hang_seconds", 0), ("hang_seconds", -5), ("hang_seconds", math.nan), ("hang_seconds", False),
     ("in_process", 1), ("in_process", None), ("min_gpus", 0), ("min_gpus", True), ("min_gpus", 2.0),
 ]  # fmt: skip
