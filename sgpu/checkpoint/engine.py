@@ -245,6 +245,7 @@ class Checkpointer:
         for hook in self._hooks:
             hook.remove()
         self._background.close()
+        self._stager.close()
         self._writer.close()
         self._attempts.close()
         self._ranks.close()

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from sgpu.checkpoint import checksum, share, values
-from sgpu.checkpoint.envelope import flat_bytes
+from sgpu.checkpoint.cuda import Pinned, SideStreams
+from sgpu.checkpoint.job import Echo
 from sgpu.checkpoint.parts import SKELETON, Held, Part
 from sgpu.checkpoint.segment import INCOMPLETE, Segment
 from sgpu.checkpoint.share import Share
@@ -38,17 +39,20 @@ class Staged:
     segment: Segment
     share: Share
     deferred: tuple[Deferred, ...]
+    streams: SideStreams
     skeletons: dict[str, Any]
     rank_state: Any
     writes_objects: bool
     packer: Packer
     size_bytes: int
+    echoes: tuple[Echo, ...] = ()
 
     def copy(self) -> None:
         """Raises CheckpointSaveError where a tensor was changed meanwhile."""
         with torch.no_grad():
             for copy in self.deferred:
-                copy.target.copy_(flat_bytes(copy.source))
+                self.streams.copy(copy.source, copy.target)
+            self.streams.finish()
         for copy in self.deferred:
             if copy.source._version != copy.version:
                 raise CheckpointSaveError(
@@ -117,6 +121,7 @@ class Stager:
         self._packer = Packer()
         self._signature: tuple[Any, ...] = ()
         self._share: Share | None = None
+        self._pinned = Pinned()
         self._targets: list[tuple[str, torch.Tensor, bool]] = []
 
     def stage(self, *, deferring: bool = False) -> Staged:
@@ -133,16 +138,25 @@ class Stager:
         self._segment.mark = INCOMPLETE
         locals_ = {name: share.local_part(held.tensor) for name, held in tensors.items()}
         planned = self._plan(tensors, locals_)
+        streams = SideStreams(locals_.values())
         return Staged(
             segment=self._segment,
             share=planned,
-            deferred=self._copy(deferring, locals_),
+            deferred=self._copy(deferring, locals_, streams),
+            streams=streams,
             skeletons=skeletons,
             rank_state=rank_state,
             writes_objects=self._rank == 0,
             packer=self._packer,
             size_bytes=planned.layout.size_bytes,
+            echoes=tuple(
+                (echo.names[0], echo.chunk.offsets, share.checksum_of(echo, locals_[echo.names[0]]))
+                for echo in planned.echoes
+            ),
         )
+
+    def close(self) -> None:
+        self._pinned.release()
 
     def forget(self) -> None:
         """The segment was used for something else: what is in place there is put there again."""
@@ -154,14 +168,16 @@ class Stager:
         )
         if self._share is None or signature != self._signature:
             self._share = share.plan(tensors, self._rank, self._world_size)
-            self._frame(self._share, tensors)
+            self._frame(self._share, tensors, any(local.is_cuda for local in locals_.values()))
             self._signature = signature
         return self._share
 
-    def _frame(self, planned: Share, tensors: dict[str, Held]) -> None:
+    def _frame(self, planned: Share, tensors: dict[str, Held], pinned: bool) -> None:
         """Puts in place what surrounds the tensors, and notes for each its name, place, and whether it may wait."""
         self._segment.reserve(planned.layout.size_bytes + 65536)  # room for what is not a tensor
         memory = torch.frombuffer(self._segment.view(), dtype=torch.uint8)
+        if pinned:
+            self._pinned.pin(memory)
         self._targets = []
         for slot in planned.slots:
             self._segment.write(slot.start, slot.around.head)
@@ -179,7 +195,7 @@ class Stager:
         }
         return {"format": RANK_FORMAT, "rank": self._rank, "state": state}
 
-    def _copy(self, deferring: bool, locals_: dict[str, torch.Tensor]) -> tuple[Deferred, ...]:
+    def _copy(self, deferring: bool, locals_: dict[str, torch.Tensor], streams: SideStreams) -> tuple[Deferred, ...]:
         deferred = []
         with torch.no_grad():
             for name, target, may_wait in self._targets:
@@ -187,5 +203,6 @@ class Stager:
                 if deferring and may_wait and not local.is_inference():
                     deferred.append(Deferred(name=name, source=local, target=target, version=local._version))
                 else:
-                    target.copy_(flat_bytes(local))
+                    streams.copy(local, target)
+            streams.finish()
         return tuple(deferred)
