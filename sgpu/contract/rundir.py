@@ -10,7 +10,7 @@ $SGPU_HOME/runs/<id>/
     agent.json agent.log  the supervisor's process and its own log
     heartbeat.page        one slot a rank (see heartbeat.py), shared memory of agent and workers
     controller.json       where the agents of other nodes find the first one's, and the secret that they share
-    peers/<k>.json        with peer_memory: where node k's checkpoint helper listens, and a secret of its own
+    peers/                with peer_memory: <k>.json, where node k's checkpoint helper listens, and its secret
     nodes/<k>/            of each node but the first: agent.json, agent.log, heartbeat.page
     attempts/<generation>/rank<k>/{log, outcome, stacks}
     metrics/              rank<k>.jsonl spools, forwarder.json (how far MLflow has them), mlflow.json (which run)
