@@ -11,6 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from sgpu.checkpoint import trouble
 from sgpu.checkpoint.finish import failed, try_to_tell
 from sgpu.checkpoint.job import SaveJob
@@ -74,6 +76,20 @@ def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
         del task  # holds tensors, which are not to be held until the next one comes
 
 
+def call_before_steps(method: Callable[[], None]) -> Any:
+    """Has every optimizer of this process call it before it changes anything, until its object is gone; `remove()`
+    ends that.
+    """
+    reference = weakref.WeakMethod(method)
+
+    def call(*_arguments: Any) -> None:
+        alive = reference()
+        if alive is not None:
+            alive()
+
+    return register_optimizer_step_pre_hook(call)
+
+
 def finish_in_background(
     store: Store, writer: Writer, staged: Staged, job: SaveJob, flight: Flight, mark: int
 ) -> float:
@@ -99,7 +115,7 @@ def finish_in_background(
         flight.size_bytes = staged.size_bytes + sum(size for _, size in filled.own_objects) + filled.rank_bytes
         whole = replace(
             job, objects=filled.objects, own_objects=filled.own_objects, rank_bytes=filled.rank_bytes,
-            blocked_seconds=flight.blocked_seconds,
+            blocked_seconds=flight.blocked_seconds, echoes=staged.echoes,
         )  # fmt: skip
 
         def handed() -> None:

@@ -12,24 +12,23 @@ from collections.abc import Collection, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
 from sgpu import settings
 from sgpu.checkpoint import arguments, prune, trouble, versions
 from sgpu.checkpoint import state as state_parts
 from sgpu.checkpoint.attempts import Attempts
-from sgpu.checkpoint.background import Background, Flight, finish_in_background
+from sgpu.checkpoint.background import Background, Flight, call_before_steps, finish_in_background
 from sgpu.checkpoint.finish import try_to_tell
 from sgpu.checkpoint.helper_writer import HelperWriter
 from sgpu.checkpoint.job import SaveJob
+from sgpu.checkpoint.outcomes import Outcomes
 from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.reports import Restored, SaveReport
 from sgpu.checkpoint.restore import Restorer
-from sgpu.checkpoint.stage import CHANGED, Staged, Stager
+from sgpu.checkpoint.stage import Staged, Stager
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.checkpoint.writers import ThreadWriter, Writer
 from sgpu.contract.clock import Clock, SystemClock
-from sgpu.contract.errors import CheckpointError, CheckpointSaveError
+from sgpu.contract.errors import CheckpointError
 from sgpu.contract.failpoint import failpoint
 from sgpu.contract.policies import CheckpointPolicy
 
@@ -113,15 +112,13 @@ class Checkpointer:
         self._salt = secrets.token_bytes(4)
         self._clock: Clock = SystemClock()
         self._generation = generation
-        self._forgiving = staging == "auto"
+        self._outcomes = Outcomes(self._store.url, policy, self._writer, self._clock, forgiving=staging == "auto")
         self._deferring = staging != "foreground"
-        self._hooks = [_join_before_steps(self)] if self._deferring else []
+        self._hooks = [call_before_steps(self.before_optimizer_step)] if self._deferring else []
         self._attempts = Attempts(self._store, self._ranks, generation)
         self._restored_from: str | None = None
         self._damaged: frozenset[str] = frozenset()
         self._flight: Flight | None = None
-        self._reports: list[SaveReport] = []
-        self._error: CheckpointSaveError | None = None
         self._closed = False
         self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
         atexit.register(self._at_exit)
@@ -184,7 +181,7 @@ class Checkpointer:
         noted = arguments.plain_json(metadata)
         self._require_open()
         self._settle(in_save=True)
-        self._raise_error()
+        self._outcomes.raise_error()
         if not self._settled:
             self._writer.settle()
             self._settled = True
@@ -223,8 +220,7 @@ class Checkpointer:
         """Saves that finished since the last call. Cheap."""
         if self._flight is not None and self._flight.work.done():
             self._settle()
-        reports, self._reports = self._reports, []
-        return reports
+        return self._outcomes.take_reports()
 
     def wait(self) -> None:
         """Waits until the save under way is committed.
@@ -233,7 +229,7 @@ class Checkpointer:
             CheckpointSaveError: it, or an earlier one, failed (not with `on_error="warn"`).
         """
         self._settle()
-        self._raise_error()
+        self._outcomes.raise_error()
 
     def close(self) -> None:
         """Waits, and ends what was started. Raises as `wait`."""
@@ -249,7 +245,7 @@ class Checkpointer:
         self._writer.close()
         self._attempts.close()
         self._ranks.close()
-        self._raise_error()
+        self._outcomes.raise_error()
 
     def leave(self) -> None:
         """What happens at the interpreter's end without `close()`: finishes what can be, and says what was lost."""
@@ -278,72 +274,17 @@ class Checkpointer:
             failure = trouble.not_saved(error, self._store, folder=folder, step=step, rank=self._ranks.rank)
             why, facts = trouble.cause(failure)
             reason = f"its state could not be staged: {why}"
-            self._not_staged(failure, started)
+            self._outcomes.not_staged(failure, started)
             return None
         finally:
             if reason:
                 try_to_tell(self._store, folder, self._ranks.rank, reason, facts)
 
-    def _not_staged(self, failure: CheckpointSaveError, started: float) -> None:
-        if self._policy.on_error == "raise":
-            raise failure
-        seconds = self._clock.monotonic() - started
-        self._reports.append(
-            SaveReport(
-                step=failure.step, path=failure.path, blocked_seconds=seconds, save_seconds=seconds, size_bytes=0,
-                error=str(failure),
-            )
-        )  # fmt: skip
-        log.error("%s", failure)
-
     def _settle(self, *, in_save: bool = False) -> None:
-        """Waits for the save under way and notes how it ended. A save that waits for it counts that as its own."""
         flight, self._flight = self._flight, None
-        if flight is None:
-            return
-        waited_from = self._clock.monotonic()
-        error = flight.work.exception()
-        copies = self._writer.not_copied()
-        now = self._clock.monotonic()
-        finished = now if error is not None else flight.work.result()
-        if error is not None and not isinstance(error, CheckpointSaveError):
-            raise error
-        self._reports.append(
-            SaveReport(
-                step=flight.step,
-                path=f"{self._store.url}/{flight.folder}",
-                blocked_seconds=flight.blocked_seconds
-                + (0.0 if in_save else max(0.0, min(finished, now) - waited_from)),
-                save_seconds=finished - flight.started,
-                size_bytes=flight.size_bytes,
-                error=None if error is None else str(error),
-                not_copied=copies.count,
-                copy_error=copies.error or (self._writer.alone if self._policy.peer_memory else None),
-            )
-        )
-        if error is not None:
-            log.error("%s", error)
-            if self._forgiving and CHANGED in str(error):
-                self._deferring = False
-            elif self._policy.on_error == "raise" and self._error is None:
-                self._error = error
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-
-def _join_before_steps(checkpointer: Checkpointer) -> Any:
-    """Makes every optimizer of this process wait for the copy of what it may be about to change."""
-    reference = weakref.ref(checkpointer)
-
-    def join(*_arguments: Any) -> None:
-        alive = reference()
-        if alive is not None:
-            alive.before_optimizer_step()
-
-    return register_optimizer_step_pre_hook(join)
+        if flight is not None:
+            self._outcomes.settle(flight, in_save=in_save)
+            self._deferring = self._deferring and not self._outcomes.changed_early
 
 
 def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
