@@ -15,6 +15,7 @@ from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.peer_wire import PeerLink
 from sgpu.checkpoint.peers import Node, Peers, connect
 from sgpu.checkpoint.replica import Copied, Copier, Failures, Offer
+from sgpu.contract.errors import InputError
 from sgpu.contract.events import emit
 from sgpu.contract.rundir import RunDir
 
@@ -35,9 +36,7 @@ class Copies:
         self._lock = threading.Lock()
         self._told_alone = False
         self._failed_in_a_row = 0
-        self._copier = Copier(
-            self._connect, bytes_per_second=settings.peer_bytes_per_second(), tell=self._tell
-        )  # fmt: skip
+        self._copier: Copier | None = None
 
     def open(self, generation: int) -> str | None:
         """Why nothing can be copied; None where it can."""
@@ -46,13 +45,20 @@ class Copies:
             self._warn_once(f"peer_memory: {reason}")
             return reason
         try:
-            self.peers.open()
-        except OSError as error:
-            reason = f"node {self.node.number} cannot listen on {self.node.address} ({error})"
+            self._open()
+        except (OSError, InputError) as error:
+            reason = f"node {self.node.number} cannot take part: {error}"
             self._warn_once(f"peer_memory: {reason}")
             return reason
         self._guests.note_generation(generation)
         return None
+
+    def _open(self) -> None:
+        rate = settings.peer_bytes_per_second()
+        self.peers.open()
+        with self._lock:
+            if self._copier is None:
+                self._copier = Copier(self._connect, bytes_per_second=rate, tell=self._tell)
 
     def _warn_once(self, message: str) -> None:
         with self._lock:
@@ -66,6 +72,7 @@ class Copies:
         return connect(self.node, self.node.neighbour)
 
     def offer(self, desk: Desk, shelf: Shelf, url: str, job: SaveJob, mark: int) -> None:
+        assert self._copier is not None  # or nothing is offered
         self._copier.offer(
             Offer(
                 url=url, job=job, segment=shelf.segment, mark=mark, sums=functools.partial(desk.sums, shelf, job),
@@ -74,7 +81,7 @@ class Copies:
         )  # fmt: skip
 
     def failures(self, rank: int) -> Failures:
-        return self._copier.failures(rank)
+        return self._copier.failures(rank) if self._copier is not None else Failures()
 
     def guests(self, url: str) -> list[Loan]:
         """What is kept here for the node before."""

@@ -28,7 +28,7 @@ MOST_JSON_BYTES = 256 * 2**20
 MOST_GREETING_BYTES = 4096
 PIECE_BYTES = 2**20
 GREETING_SECONDS = 10.0
-STALL_SECONDS = 10.0  # a side that takes or gives nothing for so long is given up
+STALL_SECONDS = 10.0  # a side that does not take a piece, or gives nothing, for so long is given up
 _HEAD = struct.Struct("<4sII")
 _MAGIC = b"sgpc"
 
@@ -61,14 +61,14 @@ class PeerLink:
         try:
             self._connection.sendall(content)
         except OSError as error:
-            raise _broken(error) from error
+            raise _broken(error, self._connection) from error
 
     def receive_bytes(self, target: memoryview) -> int:
         """Fills a part of `target`, from its start; how much."""
         try:
             count = self._connection.recv_into(target)
         except OSError as error:
-            raise _broken(error) from error
+            raise _broken(error, self._connection) from error
         if count == 0:
             raise PeerError("it closed the connection before all was sent")
         return count
@@ -135,7 +135,7 @@ def _send(connection: socket.socket, message: Message) -> None:
     try:
         connection.sendall(_HEAD.pack(_MAGIC, VERSION, len(body)) + body)
     except OSError as error:
-        raise _broken(error) from error
+        raise _broken(error, connection) from error
 
 
 def _receive(connection: socket.socket, most_bytes: int) -> Message:
@@ -165,11 +165,11 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
                 raise PeerError("it closed the connection")
             content += part
     except OSError as error:
-        raise _broken(error) from error
+        raise _broken(error, connection) from error
     return bytes(content)
 
 
-def _broken(error: OSError) -> PeerError:
+def _broken(error: OSError, connection: socket.socket) -> PeerError:
     if isinstance(error, TimeoutError):
-        return PeerError(f"it took and gave nothing for {STALL_SECONDS:g} s")
+        return PeerError(f"it took or gave too little within {connection.gettimeout():g} s")
     return PeerError(f"its connection broke ({error.strerror or error})")

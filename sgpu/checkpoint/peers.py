@@ -201,8 +201,8 @@ class Peers:
                     self._give(link, message)
                 else:
                     link.send({"refused": f"unknown request {message.get('op')!r}"})
-        except PeerError:
-            return  # it was told where it could be, and says so on its side
+        except (PeerError, OSError, *_BAD_MESSAGE):
+            return  # it is told where it can be, and says on its side that this ended
         finally:
             self._connections.release()
 

@@ -118,16 +118,25 @@ class Copier:
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-        while True:
+        try:
+            while True:
+                with self._news:
+                    self._news.wait_for(lambda: self._offers)
+                    offer = self._offers.pop(next(iter(self._offers)))
+                self._note(self._tried(offer))
+        finally:
             with self._news:
-                self._news.wait_for(lambda: self._offers)
-                offer = self._offers.pop(next(iter(self._offers)))
-            started, error = self._clock(), None
-            try:
-                self._copy(offer)
-            except (PeerError, OSError) as problem:
-                error = str(problem)
-            self._note(Copied(job=offer.job, seconds=self._clock() - started, error=error))
+                self._thread = None  # whatever ended this one: the next offer has another
+
+    def _tried(self, offer: Offer) -> Copied:
+        started, error = self._clock(), None
+        try:
+            self._copy(offer)
+        except (PeerError, OSError, ValueError, KeyError, TypeError) as problem:
+            error = (
+                str(problem) if isinstance(problem, (PeerError, OSError)) else f"{type(problem).__name__}: {problem}"
+            )
+        return Copied(job=offer.job, seconds=self._clock() - started, error=error)
 
     def _note(self, copied: Copied) -> None:
         if copied.error is not None:

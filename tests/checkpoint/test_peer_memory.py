@@ -173,6 +173,20 @@ def test_a_node_lost_in_the_middle_of_the_copy(nodes: Nodes, live: Any, tmp_path
     assert live(1) == [[newest, "volume", True, 0]] * 2
 
 
+def test_the_neighbour_is_lost_while_a_copy_comes_in(nodes: Nodes, live: Any) -> None:
+    live(0, (10, ""))
+    nodes.wait_for("checkpoint_copied", 2, step=10)
+    live(0, (20, "checkpoint.copy_arrived@0=kill"))
+    assert nodes.gone(1) == -9
+    assert "checkpoint.copy_arrived rank=0 nth=1 action=kill" in nodes.fired.read_text()
+    nodes.wait_for("checkpoint_not_copied", 1, step=20, rank=0)
+    nodes.start(1)
+    first, second = live(1)  # where rank 1's share was copied in time, or written
+    assert first == second
+    assert first[0] in (10, 20)
+    assert first[2] == (first[1] == "volume")
+
+
 def test_a_newer_one_on_the_volume_beats_the_neighbour(nodes: Nodes, live: Any, tmp_path: pathlib.Path) -> None:
     live(0, (10, ""))
     nodes.wait_for("checkpoint_copied", 2, step=10)
@@ -244,6 +258,16 @@ def test_one_node_has_no_neighbour(tmp_path: pathlib.Path, save: Any, caplog: py
         assert [event["message"] for event in alone.events("warning")] == [f"peer_memory: {reason}"]
     finally:
         alone.close()
+
+
+def test_a_setting_that_makes_no_sense_is_told(tmp_path: pathlib.Path, save: Any) -> None:
+    nodes = Nodes(tmp_path, 2)
+    nodes.start(0, SGPU_PEER_BYTES_PER_SECOND="fast")
+    try:
+        (report,) = save(nodes.names[0], 1)
+        assert "SGPU_PEER_BYTES_PER_SECOND must be bytes, 1 or more; found 'fast'" in str(report.copy_error)
+    finally:
+        nodes.close()
 
 
 def test_without_an_agent_there_is_no_neighbour(save: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pathlib
@@ -20,7 +19,6 @@ from sgpu.checkpoint.peer_wire import PeerError
 from sgpu.checkpoint.peers import Node, Peers, connect
 from sgpu.checkpoint.replica import Copied, Copier, Failures, Offer
 from sgpu.checkpoint.segment import Segment
-from sgpu.checkpoint.survey import Inventory, Seen, plan
 from sgpu.checkpoint.write import sums_of
 from sgpu.contract import failpoint
 from sgpu.testing.proxy import FaultyProxy
@@ -105,11 +103,6 @@ class Copies:
 @pytest.fixture
 def sides(tmp_path: pathlib.Path) -> Iterator[list[Side]]:
     yield from _open(tmp_path, 2)
-
-
-@pytest.fixture
-def three(tmp_path: pathlib.Path) -> Iterator[list[Side]]:
-    yield from _open(tmp_path, 3)
 
 
 def _open(tmp_path: pathlib.Path, count: int) -> Iterator[list[Side]]:
@@ -214,6 +207,29 @@ def test_half_a_copy_is_never_taken(place: str, sides: list[Side], arm: Any) -> 
     assert held(sides[1]) == [("step-00000001", 0, bytes([10, 11, 12]))]
 
 
+def test_a_neighbour_that_takes_nothing_is_given_up(sides: list[Side], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_wire, "GREETING_SECONDS", 0.3)
+    monkeypatch.setattr(peer_wire, "STALL_SECONDS", 0.3)
+    path, one, large = sides[0].node.endpoint(1), job(), job(size=64_000_000)
+    where, copies = json.loads(path.read_text()), Copies(sides[0])
+    with FaultyProxy(where["address"], where["port"]) as proxy:
+        path.write_text(json.dumps({**where, "address": "127.0.0.1", "port": proxy.port}))
+        proxy.fail("hold")
+        assert copies(one, staged(one, 1)) == "it took or gave too little within 0.3 s"
+        assert proxy.fired == 1
+    path.write_text(json.dumps(where))
+    full = threading.Event()
+
+    def stuck(target: memoryview) -> int:
+        full.wait(SECONDS)
+        raise PeerError("the end of this test")
+
+    monkeypatch.setattr(peer_wire.PeerLink, "receive_bytes", lambda link, target: stuck(target))
+    assert copies(large, staged(large, 1)) == "it took or gave too little within 0.3 s"
+    full.set()
+    assert held(sides[1]) == []
+
+
 def test_the_next_save_overtakes_a_slow_copy(sides: list[Side]) -> None:
     copies = Copies(sides[0], bytes_per_second=SIZE)
     first, second = job(folder="step-00000001"), job(folder="step-00000002")
@@ -250,128 +266,6 @@ def test_a_wrong_token_is_refused(sides: list[Side]) -> None:
     assert copies(one, staged(one, 10)) == "node 1 refused: wrong token, or no node of this run"
     path.write_text(json.dumps(where))
     assert copies(one, staged(one, 10)) is None
-
-
-@pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n\r\n", b"sgpc" + b"\xff" * 8, b"sgpc\x02\0\0\0\x02\0\0\0{}",
-             b"sgpc\x01\0\0\0\x00\x00\x00\xff", b"sgpc\x01\0\0\0\x02\0\0\0[]", b"sgpc\x01\0\0\0\x01\0\0\0{",
-             b'sgpc\x01\0\0\0\x0a\0\0\0{"node":0}', b""],
-    ids=["http", "noise", "version", "too long", "no object", "no JSON", "no proof", "nothing"],
-)  # fmt: skip
-def test_strangers_are_sent_away(said: bytes, sides: list[Side]) -> None:
-    where, one = json.loads(sides[0].node.endpoint(1).read_text()), job()
-    answer = b""
-    with (
-        socket.create_connection((where["address"], where["port"]), 10) as stranger,
-        contextlib.suppress(OSError),  # sent away
-    ):
-        stranger.sendall(said)
-        stranger.shutdown(socket.SHUT_WR)
-        while part := stranger.recv(65536):
-            answer += part
-    assert b'"proof"' not in answer
-    assert Copies(sides[0])(one, staged(one, 10)) is None
-
-
-def test_it_listens_on_its_own_address_only(sides: list[Side]) -> None:
-    where = json.loads(sides[0].node.endpoint(1).read_text())
-    assert where["address"] == "127.0.0.3"
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", where["port"]), 10)
-
-
-def test_only_the_node_before_brings_images(three: list[Side]) -> None:
-    one = job()
-    link = connect(three[2].node, 1)
-    answer = link.ask({"op": "put", "url": "file:///root", "job": one.to_json(), "bytes": one.size_bytes})
-    assert answer == {"refused": "node 1 keeps images of node 0, not of node 2"}
-    link.close()
-
-
-@pytest.mark.parametrize(
-    ("change", "refusal"),
-    [
-        ({"bytes": 5}, "does not fit its own description"), ({"job": {}}, "layout"), ({"op": "del"}, "unknown request"),
-        ({"job": None}, "NoneType"),
-    ],
-)  # fmt: skip
-def test_a_request_that_makes_no_sense_is_refused(change: dict[str, Any], refusal: str, sides: list[Side]) -> None:
-    one = job()
-    link = connect(sides[0].node, 1)
-    message = {"op": "put", "url": "file:///root", "job": one.to_json(), "bytes": one.size_bytes}
-    assert refusal in link.ask({**message, **change})["refused"]
-    link.close()
-
-
-def test_memory_is_bounded() -> None:
-    guests = Guests(1, lambda: 4 * SIZE)
-    kept: list[tuple[int, int]] = []
-    for step in range(4):
-        incoming = guests.admit(job(folder=f"step-0000000{step}"))
-        kept.append(_memory(incoming.segment))
-        with pytest.raises(PeerError, match=r"expected those of \['__0_0.distcp', 'rank-0.pt'\]"):
-            _filled(incoming).check([])
-        guests.keep("u", incoming, [])
-    assert len(set(kept)) == 2  # one that is kept, and one that the next comes into
-    with pytest.raises(PeerError, match=r"images of 1 ranks are kept here already \(\[0\]\)"):
-        guests.admit(job(rank=1))
-    guests = Guests(1, lambda: SIZE)
-    with pytest.raises(PeerError, match=r"no room: 3000150 more bytes are needed, 3000000 are free"):
-        guests.admit(job())
-
-
-def test_memory_that_was_lent_is_not_written_again() -> None:
-    guests = Guests(1, lambda: PLENTY)
-    guests.keep("u", _filled(guests.admit(job())), [])
-    (lent,) = guests.lend("u")
-    for _ in range(3):
-        guests.keep("u", _filled(guests.admit(job())), [])
-        assert _memory(guests.admit(job()).segment) != _memory(lent.segment)
-    assert bytes(lent.segment.view()[:1]) == b"\1"
-
-
-def _filled(incoming: Any) -> Any:
-    def receive(target: memoryview) -> int:
-        target[:] = b"\1" * target.nbytes
-        return target.nbytes
-
-    while incoming.left:
-        incoming.fill(receive, 1_000_000)
-    return incoming
-
-
-A, B = "step-00000010", "step-00000020"
-
-
-def has(node: int | None, *images: tuple[str, int], world: int = 2) -> Inventory:
-    return Inventory(node=node, images=tuple(Seen(folder=f, rank=rank, world_size=world) for f, rank in images))
-
-
-@pytest.mark.parametrize(
-    ("inventories", "folder", "lacking"),
-    [
-        ([has(None, (B, 0), (B, 1)), has(None, (B, 0), (B, 1))], B, [{}, {}]),
-        ([has(None, (B, 0), (B, 1)), has(None, (B, 1))], None, []),
-        ([has(0, (B, 0)), has(1, (B, 1))], B, [{1: [1]}, {0: [0]}]),
-        ([has(0), has(1, (B, 1), (B, 0))], B, [{0: [1], 1: [1]}, {}]),
-        ([has(0), has(1, (B, 1), (A, 0))], None, []),
-        ([has(0, (A, 1)), has(1, (B, 1), (A, 0))], A, [{0: [1]}, {1: [0]}]),
-        ([has(0, (A, 0), (B, 1)), has(1, (B, 1), (B, 0))], B, [{0: [1]}, {}]),
-        ([has(0, (B, 0)), has(None, (B, 1))], None, []),
-        ([has(0, (B, 0), world=4), has(1, (B, 1), world=4)], None, []),
-        ([has(0), has(1)], None, []),
-    ],
-    ids=["one node", "one rank lacks", "each its own", "a lost node", "not the same step", "an older one",
-         "a newer one", "a node that cannot be asked", "another world", "nothing"],
-)  # fmt: skip
-def test_what_can_be_restored(inventories: list[Inventory], folder: str | None, lacking: list[dict[int, Any]]) -> None:
-    found = [plan(inventories, rank) for rank in range(2)]
-    assert [one and one.folder for one in found] == [folder, folder]
-    assert [one.lacking for one in found if one is not None] == lacking
-    for rank, one in enumerate(found):
-        if one is not None:
-            across = inventories[0].node != inventories[1].node
-            assert (one.locals, one.across) == ([rank] if across else [0, 1], across)
 
 
 def test_a_neighbour_that_is_not_there(tmp_path: pathlib.Path) -> None:
