@@ -153,6 +153,7 @@ class DistributedFunction:
             environment=self._options.env, checkpoints=self._options.checkpoints, restarts=self._options.restarts,
             timeout_seconds=self._options.timeout_seconds, launcher=vars(this_process()),
             on_launcher_exit=settings.on_kernel_exit(), parameters=_parameters(self._function, args, kwargs),
+            spares=machine.spares,
             tags=_tags(working_dir),
         )  # fmt: skip
 

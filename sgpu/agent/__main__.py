@@ -41,14 +41,17 @@ def _own_address(spec: RunSpec) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m sgpu.agent")
     parser.add_argument("run_dir", type=pathlib.Path)
-    parser.add_argument("--node", type=int, default=0, help="of the run; 0 (the first) controls it")
+    parser.add_argument(
+        "--node", type=int, default=0, help="of the run; 0, the first, controls it; the last are spares"
+    )
     parser.add_argument("--address", default="", help="this node's IPv4 address")
     parser.add_argument("--gpus", default=None, help="CUDA_VISIBLE_DEVICES of this node's workers")
     asked = parser.parse_args()
     run = RunDir(asked.run_dir.absolute())
     spec = read_spec(run)
-    if not 0 <= asked.node < spec.nodes:
-        parser.error(f"--node must be 0 to {spec.nodes - 1} for this run; found {asked.node}")
+    count = spec.nodes + spec.spares
+    if not 0 <= asked.node < count:
+        parser.error(f"--node must be 0 to {count - 1} for this run; found {asked.node}")
     signals = Signals()
     if asked.node:
         return follow(run, spec, asked.node, address=asked.address, gpus=asked.gpus, asked=signals)

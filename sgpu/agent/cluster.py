@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pathlib
 import select
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Protocol
 
-from sgpu.agent import wire
 from sgpu.agent.nodes import Arrival, Departure, News, Nodes
+from sgpu.agent.remote import Remote
 from sgpu.agent.wire import Message
 from sgpu.agent.workers import Exit, HostLostError, LocalHost, NodeLostError, ZygoteLostError
 from sgpu.contract.clock import Clock
 from sgpu.contract.events import emit
-from sgpu.contract.heartbeat import Asked, Page, Request
+from sgpu.contract.heartbeat import Page
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 from sgpu.contract.status import NodeStatus
@@ -24,33 +24,14 @@ _LOOK_SECONDS = 0.05
 _LEAVE_SECONDS = 70.0  # its checkpoint helper finishes what is in hand
 
 
-@dataclass(kw_only=True)
-class _Remote:
-    """What is known of another node.
+class Starter(Protocol):
+    """Has agents started by the back-end; see starter.py."""
 
-    Attributes:
-        awaited_since: when its agent was (last) started, monotonic.
-        shift_ns: what its monotonic clock lacks to ours.
-        stopped: the newest of our `stop` commands that it has carried out.
-        lost: the reason, while the process that its workers are forked from is gone.
-        still: names of its stopped workers.
-        asked: what its ranks were last told.
-    """
+    def start(self, node: int) -> None:
+        """Starts the agent of a node."""
 
-    node: int
-    awaited_since: float
-    address: str | None = None
-    ready: bool = False
-    shift_ns: int | None = None
-    stopped: int = 0
-    lost: str | None = None
-    still: frozenset[str] = frozenset()
-    asked: dict[int, Asked] = field(default_factory=dict)
-
-    @property
-    def told(self) -> NodeStatus:
-        state: Literal["ready", "here", "away"] = "ready" if self.ready else "here" if self.address else "away"
-        return NodeStatus(node=self.node, address=self.address, state=state)
+    def replace(self, node: int, spare: int) -> None:
+        """Starts an agent in the place of a spare that has become `node`."""
 
 
 class ClusterHost:
@@ -69,14 +50,14 @@ class ClusterHost:
         nodes: Nodes,
         page: Page,
         clock: Clock,
-        start_node: Callable[[int], None],
+        starter: Starter,
         join_seconds: float = JOIN_SECONDS,
     ) -> None:
-        self._run, self._spec, self._local, self._nodes, self._page = run, spec, local, nodes, page
-        self._clock, self._start_node, self._join_seconds = clock, start_node, join_seconds
-        self._remotes = {k: _Remote(node=k, awaited_since=clock.monotonic()) for k in range(1, spec.nodes)}
-        self._generation = 0
         self._stops = 0
+        self._run, self._spec, self._local, self._nodes, self._page = run, spec, local, nodes, page
+        self._clock, self._starter, self._join_seconds = clock, starter, join_seconds
+        self._remotes = {k: self._awaited(k) for k in range(1, spec.nodes + spec.spares)}
+        self._generation = 0
         self._exits: list[Exit] = []
         self._losses: list[HostLostError] = []
         self._asked: str | None = None
@@ -92,12 +73,11 @@ class ClusterHost:
             self._local.reopen()
         for remote in self._remotes.values():
             if remote.lost is not None:
-                remote.lost = None
-                self._nodes.send(remote.node, {"op": "reopen"})
+                self._reopen(remote)
         self._losses.clear()
 
     def ready(self) -> bool:
-        return self._local.ready() and all(remote.ready for remote in self._remotes.values())
+        return self._local.ready() and all(self._remotes[node].ready for node in self._others)
 
     def open_store(self, name: str) -> int:
         return self._local.open_store(name)
@@ -130,7 +110,7 @@ class ClusterHost:
 
     def signal(self, name: str, number: int) -> None:
         self._local.signal(name, number)
-        for node in self._remotes:
+        for node in self._others:
             self._nodes.send(node, {"op": "signal", "name": name, "number": number})
 
     def stopped(self, name: str) -> bool:
@@ -143,7 +123,7 @@ class ClusterHost:
     def stop_all(self, seconds: float) -> None:
         self._stops += 1
         deadline = self._clock.monotonic() + seconds
-        for node in self._remotes:
+        for node in self._others:
             self._nodes.send(node, {"op": "stop", "number": self._stops, "seconds": seconds})
         self._local.stop_all(seconds)
         while (late := self._not_stopped()) and self._clock.monotonic() < deadline:
@@ -184,8 +164,9 @@ class ClusterHost:
         for news in self._nodes.look():
             self._take(news)
         now = self._clock.monotonic()
-        for remote in self._remotes.values():
-            self._pass_on_requests(remote)
+        for remote in list(self._remotes.values()):
+            for request in remote.requests(self._page, now):
+                self._nodes.send(remote.node, request)
             if remote.address is None and now - remote.awaited_since > self._join_seconds:
                 self._lose(remote, f"its agent did not come within {self._join_seconds:g} s")
 
@@ -202,19 +183,50 @@ class ClusterHost:
         else:
             self._hear(remote, news.message)
 
-    def _lose(self, remote: _Remote, reason: str) -> None:
-        message = f"node {remote.node} was lost: {reason}"
-        emit(self._run, "node_lost", generation=self._generation, node=remote.node, message=message)
-        self._losses.append(NodeLostError(message, node=remote.node))
-        self._remotes[remote.node] = _Remote(
-            node=remote.node, awaited_since=self._clock.monotonic(), stopped=self._stops
-        )
-        self._start_node(remote.node)
+    def _lose(self, remote: Remote, reason: str) -> None:
+        """A spare takes its place if there is one; a spare that is lost itself is missed by nobody yet."""
+        node = remote.node
+        message = f"node {node} was lost: {reason}"
+        emit(self._run, "node_lost", generation=self._generation, node=node, message=message)
+        self._remotes[node] = self._awaited(node)
+        if node not in self._others:
+            self._starter.start(node)
+            return
+        self._losses.append(NodeLostError(message, node=node))
+        spare = next((k for k in self._spares if self._remotes[k].ready and self._nodes.present(k)), None)
+        if spare is None:
+            self._starter.start(node)
+            return
+        self._nodes.renumber(spare, node)
+        self._nodes.send(node, {"op": "be", "node": node})
+        taken = replace(self._remotes[spare], node=node, ranks=self._spec.ranks_of(node), stopped=self._stops)
+        self._remotes[node], self._remotes[spare] = taken, self._awaited(spare)
+        emit(self._run, "node_joined", generation=self._generation, node=node, address=taken.address, seconds=0.0)
+        self._starter.replace(node, spare)
 
-    def _hear(self, remote: _Remote, message: Message) -> None:
+    def _reopen(self, remote: Remote) -> None:
+        remote.lost = None
+        self._nodes.send(remote.node, {"op": "reopen"})
+
+    def _awaited(self, node: int) -> Remote:
+        """A node whose agent is being started. There is nothing on it that would have to be stopped."""
+        return Remote(
+            node=node, ranks=self._spec.ranks_of(node), awaited_since=self._clock.monotonic(), stopped=self._stops
+        )
+
+    @property
+    def _others(self) -> range:
+        """Nodes that have ranks, besides this one."""
+        return range(1, self._spec.nodes)
+
+    @property
+    def _spares(self) -> range:
+        return range(self._spec.nodes, self._spec.nodes + self._spec.spares)
+
+    def _hear(self, remote: Remote, message: Message) -> None:
         operation = message["op"]
         if operation == "beat":
-            self._mirror(remote, message)
+            remote.mirror(message, self._page, self._clock.monotonic())
         elif operation == "ready":
             remote.ready = True
         elif operation == "exited":
@@ -224,32 +236,15 @@ class ClusterHost:
             remote.stopped = message["number"]
         elif operation == "lost":
             remote.ready, remote.lost = False, message["message"]
+            if remote.node in self._spares:  # nobody works there
+                self._reopen(remote)
+                return
             self._losses.append(ZygoteLostError(f"node {remote.node}: {remote.lost}", node=remote.node))
         elif operation == "asked":
             self._asked = message["reason"]
 
-    def _mirror(self, remote: _Remote, message: Message) -> None:
-        shift_ns = int(self._clock.monotonic() * 1e9) - message["now_ns"]
-        remote.shift_ns = shift_ns if remote.shift_ns is None else min(shift_ns, remote.shift_ns)  # the least delayed
-        remote.still = frozenset(message["still"])
-        for rank in self._spec.ranks_of(remote.node):
-            beat = message["ranks"].get(str(rank))
-            if beat is not None:
-                self._page.slot(rank).mirror(wire.beat_from_json(beat, shift_ns=remote.shift_ns))
-
-    def _pass_on_requests(self, remote: _Remote) -> None:
-        for rank in self._spec.ranks_of(remote.node):
-            asked = self._page.slot(rank).requested()
-            if asked.what is Request.NONE or asked == remote.asked.get(rank) or remote.address is None:
-                continue
-            remote.asked[rank] = asked
-            left = asked.deadline_ns / 1e9 - self._clock.monotonic() if asked.deadline_ns else 0.0
-            self._nodes.send(remote.node, {
-                "op": "ask", "rank": rank, "what": int(asked.what), "stop_step": asked.stop_step, "seconds": left,
-            })  # fmt: skip
-
     def _not_stopped(self) -> list[int]:
-        return [k for k, remote in self._remotes.items() if self._nodes.present(k) and remote.stopped < self._stops]
+        return [k for k in self._others if self._nodes.present(k) and self._remotes[k].stopped < self._stops]
 
     def _loss(self) -> HostLostError:
         """All that was lost at once is one failure."""

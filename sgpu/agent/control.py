@@ -89,10 +89,9 @@ def _supervise(
             for node in run.other_nodes():
                 if run.node(node).heartbeat.exists():
                     open_page(run.node(node), spec, spec.ranks_of(node), resume=True)
-            nodes = Nodes(address, spec.nodes - 1, clock=clock, timeout_seconds=settings.node_timeout_seconds())
-            host = cluster = ClusterHost(
-                run, spec, local=local, nodes=nodes, page=page, clock=clock, start_node=starter
-            )
+            count = spec.nodes - 1 + spec.spares
+            nodes = Nodes(address, count, clock=clock, timeout_seconds=settings.node_timeout_seconds())
+            host = cluster = ClusterHost(run, spec, local=local, nodes=nodes, page=page, clock=clock, starter=starter)
             reasons.append(cluster.stop_reason)
             nodes.publish(run)
         stack.callback(host.close)

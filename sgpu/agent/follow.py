@@ -9,7 +9,7 @@ from sgpu import settings
 from sgpu.agent.checkpoint_helper import CheckpointHelper
 from sgpu.agent.cluster import JOIN_SECONDS
 from sgpu.agent.control import CHECKPOINT_SECONDS, open_page
-from sgpu.agent.follower import Follower, find_controller
+from sgpu.agent.follower import Follower, Place, find_controller
 from sgpu.agent.link import LinkLostError
 from sgpu.agent.network import agent_environment
 from sgpu.agent.zygote_host import ZygoteHost
@@ -37,19 +37,31 @@ def follow(
                 return 0
             stack.callback(link.close)  # last: the controller takes it for the end of all that was here
             environment = agent_environment(spec, address=link.own_address, gpus=gpus)
-            helper = CheckpointHelper(
-                run, spec, node=node, address=link.own_address, log=folder.agent_log, environment=environment
-            )  # fmt: skip
+            helpers: list[CheckpointHelper] = []
             host = ZygoteHost(
-                python=spec.python, run=run.root, environment={**environment, "SGPU_CHECKPOINT_HELPER": helper.name},
-                log=folder.agent_log, spared=helper.pids,
+                python=spec.python, run=run.root, environment=environment, log=folder.agent_log,
+                spared=lambda: [pid for helper in helpers for pid in helper.pids()],
             )  # fmt: skip
-            stack.callback(helper.close, CHECKPOINT_SECONDS)
+            stack.callback(_close, helpers)
             stack.callback(host.close)
             host.open()
-            helper.open()
-            page = open_page(folder, spec, spec.ranks_of(node), resume=False)
-            Follower(spec, node, link=link, host=host, page=page, clock=clock, asked=asked).serve()
+
+            def take(place: int, own_address: str = link.own_address) -> Place:
+                own = run.node(place)
+                own.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+                helper = CheckpointHelper(
+                    run, spec, node=place, address=own_address, log=folder.agent_log, environment=environment
+                )  # fmt: skip
+                helpers.append(helper)
+                helper.open()
+                ranks = spec.ranks_of(place)
+                return Place(
+                    ranks=ranks, page=open_page(own, spec, ranks, resume=False),
+                    environment={"SGPU_CHECKPOINT_HELPER": helper.name},
+                )  # fmt: skip
+
+            place = take(node) if node < spec.nodes else None
+            Follower(place, take=take, link=link, host=host, clock=clock, asked=asked).serve()
         except LinkLostError as error:
             emit(
                 run, "warning", generation=max(run.generations(), default=0),
@@ -57,3 +69,8 @@ def follow(
             )  # fmt: skip
             return 1
     return 0
+
+
+def _close(helpers: list[CheckpointHelper]) -> None:
+    for helper in helpers:
+        helper.close(CHECKPOINT_SECONDS)

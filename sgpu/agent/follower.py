@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pathlib
 import select
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 
 from sgpu.agent import wire
 from sgpu.agent.link import Link, LinkLostError, join
@@ -15,30 +15,42 @@ from sgpu.agent.workers import LocalHost, ZygoteLostError, worker_name
 from sgpu.contract.clock import Clock
 from sgpu.contract.heartbeat import Page, Request
 from sgpu.contract.rundir import RunDir
-from sgpu.contract.spec import RunSpec
 from sgpu.contract.status import read_status
 
 _TURN_SECONDS = 0.05
 _RETRY_SECONDS = 0.1
 
 
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What comes with being a certain node: its ranks, their page, and what their workers' environment has besides."""
+
+    ranks: range
+    page: Page
+    environment: Mapping[str, str]
+
+
 class Follower:
-    """One node's hands at the other end of a link."""
+    """One node's hands at the other end of a link.
+
+    Args:
+        place: None: a spare, which waits to be given one, and is set up for it by `take`.
+        asked: whether this node was told to go: "preempt", or None.
+    """
 
     def __init__(
         self,
-        spec: RunSpec,
-        node: int,
+        place: Place | None,
         *,
+        take: Callable[[int], Place],
         link: Link,
         host: LocalHost,
-        page: Page,
         clock: Clock,
         asked: Callable[[], str | None],
     ) -> None:
-        self._spec, self._link, self._host, self._page, self._clock = spec, link, host, page, clock
+        self._place, self._take = place, take
+        self._link, self._host, self._clock = link, host, clock
         self._asked = asked
-        self._ranks = spec.ranks_of(node)
         self._generation = 0
         self._told_ready = self._told_asked = self._lost = self._ended = False
 
@@ -76,17 +88,19 @@ class Follower:
 
     def _obey(self, message: Message) -> None:
         operation = message["op"]
-        if operation == "start":
+        if operation == "be":
+            self._place = self._take(message["node"])
+        elif operation == "start" and self._place is not None:
             self._generation = message["generation"]
             self._host.start(
                 message["name"], rank=message["rank"], generation=message["generation"],
-                environment=message["environment"], log=pathlib.Path(message["log"]),
+                environment={**message["environment"], **self._place.environment}, log=pathlib.Path(message["log"]),
             )  # fmt: skip
         elif operation == "signal":
             self._host.signal(message["name"], message["number"])
-        elif operation == "ask":
+        elif operation == "ask" and self._place is not None:
             deadline = self._clock.monotonic() + message["seconds"] if message["seconds"] else 0.0
-            self._page.slot(message["rank"]).request(
+            self._place.page.slot(message["rank"]).request(
                 Request(message["what"]), stop_step=message["stop_step"], deadline_ns=int(deadline * 1e9)
             )
         elif operation == "stop":
@@ -119,9 +133,11 @@ class Follower:
         self._link.send({"op": "lost", "message": str(error)})
 
     def _beat(self) -> Message:
-        beats = {str(rank): wire.beat_to_json(self._page.slot(rank).read()) for rank in self._ranks}
-        names = [worker_name(self._generation, rank) for rank in self._ranks]
-        still = [name for name in names if self._host.stopped(name)]
+        beats, still = {}, []
+        if self._place is not None:
+            beats = {str(rank): wire.beat_to_json(self._place.page.slot(rank).read()) for rank in self._place.ranks}
+            names = [worker_name(self._generation, rank) for rank in self._place.ranks]
+            still = [name for name in names if self._host.stopped(name)]
         return {"op": "beat", "now_ns": int(self._clock.monotonic() * 1e9), "ranks": beats, "still": still}
 
 

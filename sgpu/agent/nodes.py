@@ -107,6 +107,10 @@ class Nodes:
             except LinkLostError:
                 return  # its connection is as dead for `look`
 
+    def renumber(self, old: int, new: int) -> None:
+        """The agent of node `old` is node `new` from now on."""
+        self._links[new] = self._links.pop(old)
+
     def drop(self, node: int, reason: str) -> Departure:
         """Gives a node up: its agent sees the connection close, and ends its workers."""
         self._links.pop(node).close()

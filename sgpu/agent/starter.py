@@ -11,13 +11,25 @@ from sgpu.contract.rundir import RunDir
 
 
 class NodeStarter:
-    """A callable that starts a node's agent and comes back at once."""
+    """Order of calls: `start` and `replace` as often as needed, each comes back at once; `close`."""
 
     def __init__(self, run: RunDir, *, python: str) -> None:
         self._run, self._python = run, python
         self._commands: list[subprocess.Popen[bytes]] = []
 
-    def __call__(self, node: int) -> None:
+    def replace(self, node: int, spare: int) -> None:
+        """A spare has taken a node's place: they trade numbers, and the lost agent is started anew as the spare.
+
+        What is left of the lost one is ended as a spare's start ends what is left of a former spare.
+        """
+        places = self._run.node(node).agent, self._run.node(spare).agent
+        lost, taken = map(process.read_process, places)
+        for path, agent in zip(places, (taken, lost), strict=True):
+            if agent is not None:
+                agent.write(path)
+        self.start(spare)
+
+    def start(self, node: int) -> None:
         try:
             with self._run.agent_log.open("ab") as log:
                 self._commands.append(

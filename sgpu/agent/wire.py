@@ -14,6 +14,7 @@ altered, repeated, left out or sent back to its sender is not believed.
                          ask     rank, what, stop_step, seconds (left; 0: no limit)
                          stop    number, seconds          end all workers, and answer with that number
                          reopen                           after `lost`
+                         be      node                     a spare takes the place of a node that was lost
                          end                              the run is over
     node -> controller   ready                            workers start at once from here on
                          exited  name, status, out_of_memory      as in workers.Exit

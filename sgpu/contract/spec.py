@@ -33,6 +33,7 @@ class Tracking:
 class RunSpec:
     """One call of a decorated function.
 
+    `spares` are agents besides those of `nodes`, with the numbers from there on; they wait to take a lost one's place.
     `launcher` is the calling process ({"pid", "started"}, see process.py), watched where `on_launcher_exit` is "stop".
     """
 
@@ -56,6 +57,7 @@ class RunSpec:
     on_launcher_exit: Literal["leave", "stop"] = "leave"
     parameters: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
+    spares: int = 0
     version: int = VERSION
 
     @property
@@ -63,6 +65,7 @@ class RunSpec:
         return -(-self.world_size // self.gpus_per_node)
 
     def ranks_of(self, node: int) -> range:
+        """Of a spare: none."""
         first = node * self.gpus_per_node
         return range(first, min(first + self.gpus_per_node, self.world_size))
 

@@ -26,20 +26,31 @@ class Local:
     Attributes:
         nodes: simulated nodes, each with an agent, workers and a loopback address (127.0.0.2, ...) of its own, and as
             many of the workers and GPUs as the others.
+        spares: further agents, warm, one of which takes a lost node's place at once. Only where workers run on the CPU.
     """
 
     nodes: int = 1
+    spares: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.nodes, bool) or not isinstance(self.nodes, int) or not 1 <= self.nodes <= _MOST_NODES:
-            raise InputError(f"Local(nodes=...) must be a whole number, 1 to {_MOST_NODES}; found {self.nodes!r}")
+        for name, least in (("nodes", 1), ("spares", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= _MOST_NODES:
+                raise InputError(f"Local({name}=...) must be a whole number, {least} to {_MOST_NODES}; found {value!r}")
+        if self.spares and self.nodes == 1:
+            raise InputError("Local(spares=...): a spare takes the place of another node than the first; use nodes=2")
 
     @property
     def name(self) -> str:
         return "local"
 
     def machine(self) -> Machine:
-        return Machine(gpus=visible_gpus(), nodes=self.nodes)
+        gpus = visible_gpus()
+        if gpus and self.spares:
+            raise InputError(
+                f"Local(spares={self.spares}): a simulated node in reserve would need GPUs of its own; use spares=0"
+            )
+        return Machine(gpus=gpus, nodes=self.nodes, spares=self.spares)
 
     def command(self, spec: RunSpec, run: RunDir, node: int = 0) -> list[str]:
         command = [spec.python, "-m", "sgpu.agent", str(run.root)]
@@ -50,7 +61,7 @@ class Local:
         return command
 
     def start(self, spec: RunSpec, run: RunDir) -> None:
-        for node in range(spec.nodes):
+        for node in range(spec.nodes + spec.spares):
             self.start_node(spec, run, node)
 
     def start_node(self, spec: RunSpec, run: RunDir, node: int) -> None:

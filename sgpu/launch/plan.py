@@ -29,10 +29,11 @@ class Options:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a back-end has: GPUs in all (0: workers run on the CPU), and on how many nodes."""
+    """What a back-end has: GPUs in all (0: workers run on the CPU), on how many nodes, and nodes in reserve."""
 
     gpus: int
     nodes: int = 1
+    spares: int = 0
 
 
 def check_function(function: object) -> Callable[..., Any]:

@@ -14,7 +14,7 @@ import pytest
 
 from sgpu.agent.cluster import ClusterHost
 from sgpu.agent.control import open_page
-from sgpu.agent.follower import Follower, find_controller
+from sgpu.agent.follower import Follower, Place, find_controller
 from sgpu.agent.link import LinkLostError
 from sgpu.agent.nodes import Nodes
 from sgpu.agent.workers import Exit, NodeLostError, ZygoteLostError
@@ -96,7 +96,8 @@ class Node:
         self.clock.advance(1000.0 * number)  # its machine was started at another time
         self.asked: str | None = None
         cluster.everybody.append(self)
-        self.page = open_page(cluster.run.node(number), cluster.spec, cluster.spec.ranks_of(number), resume=False)
+        self.spec, self.run = cluster.spec, cluster.run
+        self.place = self._take(number) if number < cluster.spec.nodes else None
         self.link: Any = None
 
         def join() -> None:
@@ -114,9 +115,19 @@ class Node:
         finally:
             joining.join(20)
         self.follower = Follower(
-            cluster.spec, number, link=self.link, host=self.hands, page=self.page, clock=self.clock,
-            asked=lambda: self.asked,
-        )  # fmt: skip
+            self.place, take=self._take, link=self.link, host=self.hands, clock=self.clock, asked=lambda: self.asked
+        )
+
+    def _take(self, number: int) -> Place:
+        ranks = self.spec.ranks_of(number)
+        page = open_page(self.run.node(number), self.spec, ranks, resume=False)
+        self.place = Place(ranks=ranks, page=page, environment={"PLACE": str(number)})
+        return self.place
+
+    @property
+    def page(self) -> Page:
+        assert self.place is not None
+        return self.place.page
 
     def end(self) -> None:
         self.hands.end()
@@ -128,25 +139,27 @@ class Node:
 
 
 class Cluster:
-    """A controller of `count` nodes with two ranks each."""
+    """A controller of `count` nodes with two ranks each. `started`: what it had started by the back-end."""
 
-    def __init__(self, folder: pathlib.Path, count: int) -> None:
+    def __init__(self, folder: pathlib.Path, count: int, spares: int) -> None:
         self.run = RunDir(folder / "run")
         self.run.create()
         self.spec = RunSpec(
             id="run", name="train", created=0.0, backend="local", world_size=2 * count, gpus_per_node=2,
             accelerator="cpu", seed=1, tracking=Tracking(uri="", experiment=""), python="", working_dir="/",
+            spares=spares,
         )  # fmt: skip
-        for number in range(1, count):
+        for number in range(1, count + spares):
             self.run.node(number).root.mkdir()
         self.page = Page.create(self.run.heartbeat, self.spec.world_size)
         self.clock, self.hands = FakeClock(), Hands()
         self.started: list[int] = []
-        listening = Nodes("127.0.0.1", count - 1, clock=self.clock, timeout_seconds=_TIMEOUT_SECONDS)
+        self.replaced: list[tuple[int, int]] = []
+        listening = Nodes("127.0.0.1", count - 1 + spares, clock=self.clock, timeout_seconds=_TIMEOUT_SECONDS)
         self.listening = listening
         self.host = ClusterHost(
             self.run, self.spec, local=self.hands, nodes=listening, page=self.page, clock=self.clock,
-            start_node=self.started.append, join_seconds=30.0,
+            starter=_Started(self), join_seconds=30.0,
         )  # fmt: skip
         listening.publish(self.run)
         self.nodes: list[Node] = []  # those that turn
@@ -210,12 +223,25 @@ class Cluster:
             node.end()
 
 
+class _Started:
+    """Notes which agents the controller wants started."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def start(self, node: int) -> None:
+        self._cluster.started.append(node)
+
+    def replace(self, node: int, spare: int) -> None:
+        self._cluster.replaced.append((node, spare))
+
+
 @pytest.fixture
-def cluster(tmp_path: pathlib.Path) -> Iterator[Callable[[int], Cluster]]:
+def cluster(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
 
-    def make(count: int = 2) -> Cluster:
-        made.append(Cluster(tmp_path, count))
+    def make(count: int = 2, spares: int = 0) -> Cluster:
+        made.append(Cluster(tmp_path, count, spares))
         return made[-1]
 
     yield make
@@ -223,7 +249,7 @@ def cluster(tmp_path: pathlib.Path) -> Iterator[Callable[[int], Cluster]]:
         each.end()
 
 
-def test_all_nodes_have_to_be_ready(cluster: Callable[[int], Cluster]) -> None:
+def test_all_nodes_have_to_be_ready(cluster: Callable[..., Cluster]) -> None:
     run = cluster(3)
     run.hands.is_ready = True
     first, second = run.join(1, 2)
@@ -238,7 +264,7 @@ def test_all_nodes_have_to_be_ready(cluster: Callable[[int], Cluster]) -> None:
     assert [(event["node"], event["address"]) for event in joined] == [(1, "127.0.0.1"), (2, "127.0.0.1")]
 
 
-def test_each_rank_starts_on_its_node(cluster: Callable[[int], Cluster]) -> None:
+def test_each_rank_starts_on_its_node(cluster: Callable[..., Cluster]) -> None:
     run = cluster(3)
     first, second = run.up()
     assert run.host.open_store("store0") == 29500
@@ -250,7 +276,7 @@ def test_each_rank_starts_on_its_node(cluster: Callable[[int], Cluster]) -> None
     assert second.hands.calls[-1] == ("start", "rank5.g0", 5, 0, "5", str(run.run.log(0, 5)))
 
 
-def test_what_ends_on_a_node_is_told_with_how_far_it_came(cluster: Callable[[int], Cluster]) -> None:
+def test_what_ends_on_a_node_is_told_with_how_far_it_came(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     run.start()
@@ -263,7 +289,7 @@ def test_what_ends_on_a_node_is_told_with_how_far_it_came(cluster: Callable[[int
     assert (beat.step, beat.high_step, beat.epoch, beat.generation) == (41, 41, 2, 0)
 
 
-def test_beats_of_another_machine_are_in_our_time(cluster: Callable[[int], Cluster]) -> None:
+def test_beats_of_another_machine_are_in_our_time(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     slot = node.page.slot(2)
@@ -281,7 +307,7 @@ def test_beats_of_another_machine_are_in_our_time(cluster: Callable[[int], Clust
     assert seen.seconds == beat.seconds
 
 
-def test_requests_go_down_once_with_the_time_that_is_left(cluster: Callable[[int], Cluster]) -> None:
+def test_requests_go_down_once_with_the_time_that_is_left(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     deadline_ns = int((run.clock.monotonic() + 30) * 1e9)
@@ -297,7 +323,7 @@ def test_requests_go_down_once_with_the_time_that_is_left(cluster: Callable[[int
     assert node.page.slot(3).requested().what is Request.NONE, "it was told once"
 
 
-def test_signals_and_standing_still(cluster: Callable[[int], Cluster]) -> None:
+def test_signals_and_standing_still(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     run.start()
@@ -310,7 +336,7 @@ def test_signals_and_standing_still(cluster: Callable[[int], Cluster]) -> None:
     assert not run.host.stopped("rank2.g0")
 
 
-def test_all_are_stopped_before_it_goes_on(cluster: Callable[[int], Cluster]) -> None:
+def test_all_are_stopped_before_it_goes_on(cluster: Callable[..., Cluster]) -> None:
     run = cluster(3)
     nodes = run.up()
     run.start()
@@ -323,7 +349,7 @@ def test_all_are_stopped_before_it_goes_on(cluster: Callable[[int], Cluster]) ->
     assert run.host.ready()
 
 
-def test_a_node_that_does_not_stop_its_workers_is_replaced(cluster: Callable[[int], Cluster]) -> None:
+def test_a_node_that_does_not_stop_its_workers_is_replaced(cluster: Callable[..., Cluster]) -> None:
     run = cluster(3)
     first, second = run.up()
     second.hands.ignores_stop = True
@@ -345,7 +371,7 @@ def _turn_until_lost(node: Node) -> None:
         node.follower.turn()
 
 
-def test_a_lost_node_is_told_started_anew_and_taken_back(cluster: Callable[[int], Cluster]) -> None:
+def test_a_lost_node_is_told_started_anew_and_taken_back(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     run.nodes.clear()
@@ -365,7 +391,7 @@ def test_a_lost_node_is_told_started_anew_and_taken_back(cluster: Callable[[int]
     assert run.kinds() == ["node_joined", "node_lost", "node_joined"]
 
 
-def test_a_silent_node_is_lost(cluster: Callable[[int], Cluster]) -> None:
+def test_a_silent_node_is_lost(cluster: Callable[..., Cluster]) -> None:
     """Its agent is frozen, or the network between drops everything: nothing is closed."""
     run = cluster(2)
     run.up()
@@ -379,7 +405,7 @@ def test_a_silent_node_is_lost(cluster: Callable[[int], Cluster]) -> None:
         _turn_until_lost(frozen[0])
 
 
-def test_nodes_lost_at_once_are_one_failure(cluster: Callable[[int], Cluster]) -> None:
+def test_nodes_lost_at_once_are_one_failure(cluster: Callable[..., Cluster]) -> None:
     run = cluster(4)
     run.up()
     lost = run.nodes[1:]
@@ -397,7 +423,7 @@ def test_nodes_lost_at_once_are_one_failure(cluster: Callable[[int], Cluster]) -
             run.until(lambda: False)
 
 
-def test_a_node_whose_zygote_ended_makes_itself_ready_again(cluster: Callable[[int], Cluster]) -> None:
+def test_a_node_whose_zygote_ended_makes_itself_ready_again(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     node.hands.lost = "the process that starts workers ended"
@@ -415,7 +441,7 @@ def test_a_node_whose_zygote_ended_makes_itself_ready_again(cluster: Callable[[i
     assert run.started == []
 
 
-def test_the_first_nodes_own_zygote(cluster: Callable[[int], Cluster]) -> None:
+def test_the_first_nodes_own_zygote(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     run.hands.lost = "it ended"
@@ -427,7 +453,7 @@ def test_the_first_nodes_own_zygote(cluster: Callable[[int], Cluster]) -> None:
     run.until(run.host.ready)
 
 
-def test_a_node_that_does_not_come_is_started_again(cluster: Callable[[int], Cluster]) -> None:
+def test_a_node_that_does_not_come_is_started_again(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     run.clock.advance(29.0)
     assert run.host.wait(0.0) == []
@@ -440,7 +466,64 @@ def test_a_node_that_does_not_come_is_started_again(cluster: Callable[[int], Clu
     assert run.host.wait(0.0) == []
 
 
-def test_the_newest_agent_of_a_node_is_the_one(cluster: Callable[[int], Cluster]) -> None:
+def _with_spare(run: Cluster) -> tuple[Node, Node]:
+    node, spare = run.join(1, 2)
+    for hands in (run.hands, node.hands, spare.hands):
+        hands.is_ready = True
+    run.until(lambda: all(each.state == "ready" for each in run.host.nodes()))
+    return node, spare
+
+
+def test_a_spare_takes_a_lost_nodes_place(cluster: Callable[..., Cluster]) -> None:
+    run = cluster(2, spares=1)
+    node, spare = _with_spare(run)
+    run.start()
+    node.page.slot(3).start(0)
+    node.page.slot(3).beat(9)
+    run.until(lambda: len(node.starts()) == 2)
+    assert spare.starts() == []
+    run.nodes = [spare]
+    node.link.close()
+    with pytest.raises(NodeLostError, match="node 1 was lost"):
+        run.until(lambda: False)
+    run.host.reopen()
+    assert (run.replaced, run.started) == ([(1, 2)], [])
+    assert run.host.ready(), "at once"
+    run.stop_all()
+    assert [(each.node, each.state) for each in run.host.nodes()] == [(0, "ready"), (1, "ready"), (2, "away")]
+    run.start(1)
+    run.until(lambda: len(spare.starts()) == 2)
+    assert spare.starts() == ["rank2.g1", "rank3.g1"]
+    assert spare.page.slot(3).read().high_step == 9, "what the rank had reached is known there"
+    spare.page.slot(3).start(1)
+    spare.page.slot(3).beat(11)
+    spare.hands.exits = [Exit(name="rank3.g1", status=0)]
+    run.exits.clear()
+    run.until(lambda: run.exits)
+    assert run.page.slot(3).read().step == 11
+    assert run.kinds() == ["node_joined", "node_joined", "node_lost", "node_joined"]
+
+
+def test_a_spare_that_is_lost_is_no_failure(cluster: Callable[..., Cluster]) -> None:
+    run = cluster(2, spares=1)
+    node, spare = _with_spare(run)
+    spare.hands.lost = "its zygote ended"
+    run.until(lambda: ("reopen",) in spare.hands.calls)
+    run.until(lambda: run.host.nodes()[2].state == "ready")
+    run.nodes = [node]
+    spare.link.close()
+    run.until(lambda: run.started)
+    assert run.started == [2]
+    assert run.host.ready()
+    run.nodes = []
+    node.link.close()
+    with pytest.raises(NodeLostError, match="node 1 was lost"):
+        run.until(lambda: False)
+    assert run.started == [2, 1], "there is no spare any more"
+    assert run.replaced == []
+
+
+def test_the_newest_agent_of_a_node_is_the_one(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (old,) = run.up()
     run.nodes.clear()
@@ -450,7 +533,7 @@ def test_the_newest_agent_of_a_node_is_the_one(cluster: Callable[[int], Cluster]
         _turn_until_lost(old)
 
 
-def test_a_node_that_is_to_be_given_back_stops_the_run(cluster: Callable[[int], Cluster]) -> None:
+def test_a_node_that_is_to_be_given_back_stops_the_run(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     assert run.host.stop_reason() is None
@@ -458,7 +541,7 @@ def test_a_node_that_is_to_be_given_back_stops_the_run(cluster: Callable[[int], 
     run.until(lambda: run.host.stop_reason() == "preempt")
 
 
-def test_the_end_waits_for_the_nodes(cluster: Callable[[int], Cluster]) -> None:
+def test_the_end_waits_for_the_nodes(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
     closing = threading.Thread(target=run.host.close)

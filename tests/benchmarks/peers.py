@@ -39,9 +39,9 @@ def _kill_tree(pid: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
-def start_sgpu(folder: str, *, total: int, every: int, nodes: int = 1) -> Started:
+def start_sgpu(folder: str, *, total: int, every: int, nodes: int = 1, spares: int = 0) -> Started:
     began = time.time()
-    run = sgpu.distributed(gpus=2, name="bench", on=sgpu.Local(nodes=nodes))(jobs.in_harness).submit(
+    run = sgpu.distributed(gpus=2, name="bench", on=sgpu.Local(nodes=nodes, spares=spares))(jobs.in_harness).submit(
         folder, total, every
     )
 
@@ -138,6 +138,7 @@ def start_torchrun_nodes(folder: str, *, total: int, every: int, own_store: bool
 PEERS = {"sgpu": start_sgpu, "torchrun": start_torchrun}
 NODE_PEERS = {
     "sgpu": functools.partial(start_sgpu, nodes=2),
+    "sgpu, warm spare": functools.partial(start_sgpu, nodes=2, spares=1),
     "torchrun": functools.partial(start_torchrun_nodes, own_store=False),
     "torchrun, own store": functools.partial(start_torchrun_nodes, own_store=True),
 }

@@ -223,3 +223,59 @@ def test_the_first_bad_rank_ends_all_nodes_within_two_seconds(
     assert outcome is not None
     assert run.events()[-1]["time"] - outcome.time < 2
     assert members(run) == []
+
+
+def test_a_warm_spare_takes_over(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, until: Callable[..., Any],
+    members: Callable[[Run], list[int]],
+) -> None:  # fmt: skip
+    """The node's agent is frozen, so that nothing is closed: the spare works in its place, and an end is made of it."""
+    monkeypatch.setenv("SGPU_NODE_TIMEOUT_SECONDS", "2")
+
+    @distributed(gpus=2, on=Local(nodes=2, spares=1))
+    def train(folder: str) -> int:
+        import pathlib
+        import time
+
+        import torch
+        from torch.nn.parallel import DistributedDataParallel as DDP
+
+        import sgpu
+        from sgpu import TrainLoop
+
+        sgpu.runtime.init()
+        model = DDP(torch.nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = TrainLoop(model=model, optimizer=optimizer, max_steps=10**6, checkpoint_every=5)
+        for _ in loop:
+            optimizer.zero_grad()
+            model(torch.ones(1, 1)).sum().backward()
+            optimizer.step()
+            time.sleep(0.02)
+            if pathlib.Path(folder, "end").exists() and loop.step % 10 == 0:
+                break
+        return loop.step
+
+    def resumed() -> list[dict[str, Any]]:
+        return [event for event in run.events() if event["kind"] == "resumed"]
+
+    run = train.submit(str(tmp_path))
+    root = pathlib.Path(run.path)
+    until(lambda: run.status.step > 5 and {each.state for each in run.status.nodes} == {"ready"}, "all are ready", 90)
+    lost, spare = (process.read_process(root / "nodes" / number / "agent.json") for number in ("1", "2"))
+    assert lost is not None
+    assert lost.signal(signal.SIGSTOP), "the fault did not fire"
+    until(resumed, "it trains again", 30)
+    assert process.read_process(root / "nodes" / "1" / "agent.json") == spare
+    until(lambda: not lost.alive(), "the frozen agent is ended", 30)
+    replacement = process.read_process(root / "nodes" / "2" / "agent.json")
+    assert replacement is not None
+    assert replacement.alive()
+    assert replacement not in (lost, spare)
+    failure = next(event for event in run.events() if event["kind"] == "failure")
+    assert failure["message"].startswith("node 1 was lost: it was silent for 2.")
+    (tmp_path / "end").touch()
+    first, second = run.result(60)
+    assert first == second
+    assert run.status.restarts == 1
+    until(lambda: members(run) == [], "nothing is left, also of the lost agent's checkpoint helper", 30)

@@ -242,6 +242,17 @@ def test_a_number_of_nodes_that_cannot_be(nodes: Any) -> None:
         Local(nodes=nodes)
 
 
+@pytest.mark.parametrize("spares", [-1, 1.5, True, "1", None, 65])
+def test_a_number_of_spares_that_cannot_be(spares: Any) -> None:
+    with pytest.raises(InputError, match=r"Local\(spares="):
+        Local(nodes=2, spares=spares)
+
+
+def test_a_single_node_has_no_spares() -> None:
+    with pytest.raises(InputError, match="use nodes=2"):
+        Local(spares=1)
+
+
 def test_unwritable_checkpoint_folder_is_refused_first(home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     for place in (tmp_path / "file" / "below", tmp_path / "file", pathlib.Path("/proc/sgpu-checkpoints")):

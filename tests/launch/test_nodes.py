@@ -62,6 +62,16 @@ def test_each_node_has_its_own_agent_address_and_gpus(tmp_path: pathlib.Path, mo
     assert [back_end.command(on_gpus, run, node)[-1] for node in range(2)] == ["7,5", "3,1"]
 
 
+def test_spares_come_after_the_nodes(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = distributed(gpus=4, on=Local(nodes=2, spares=1))(_train).plan().spec
+    assert (spec.world_size, spec.nodes, spec.spares, list(spec.ranks_of(2))) == (4, 2, 1, [])
+    command = Local(nodes=2, spares=1).command(spec, RunDir(tmp_path / "run"), 2)
+    assert command[4:] == ["--node", "2", "--address", "127.0.0.4"]
+    monkeypatch.setattr(settings, "device_names", lambda: ["nvidia0", "nvidia1"])
+    with pytest.raises(InputError, match="would need GPUs of its own; use spares=0"):
+        distributed(on=Local(nodes=2, spares=1))(_train).plan()
+
+
 def test_a_run_on_one_node_is_started_as_ever(tmp_path: pathlib.Path) -> None:
     spec, run = _spec(3, 1), RunDir(tmp_path / "run")
     assert Local().command(spec, run)[1:] == ["-m", "sgpu.agent", str(run.root)]
