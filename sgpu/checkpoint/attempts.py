@@ -55,6 +55,7 @@ class Attempts:
         if not self._first or self._claimed == self.number:
             return
         ownership.claim_next(self._store, self.number, self._generation)
+        self._store.delete(names.claim_name(self._claimed))  # its saves have ended: what they left may be cleared
         self._claimed = self.number
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgpu.checkpoint import metadata_write, names, ownership
-from sgpu.checkpoint.job import Row, SaveJob
+from sgpu.checkpoint.job import Echo, Row, SaveJob, echoes_from_json
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
 from sgpu.checkpoint.metadata_pickle import OUR_SAVE_ID, Box, CheckpointIndex, Chunk, Place, TensorInfo
 from sgpu.checkpoint.publish import check_sizes, publish
@@ -121,19 +121,21 @@ class Told:
     rows: tuple[Row, ...]
     own_objects: tuple[str, ...]
     files: tuple[WrittenFile, ...]
+    echoes: tuple[Echo, ...] = ()
 
     @classmethod
     def of(cls, job: SaveJob, written: Iterable[WrittenFile]) -> Told:
         return cls(
             rank=job.rank, view=job.layout.view, objects=job.objects, rows=job.layout.rows,
             own_objects=tuple(name for name, _ in job.own_objects), files=tuple(written),
+            echoes=job.echoes,
         )  # fmt: skip
 
     def to_json(self) -> dict[str, Any]:
         return {
             "rank": self.rank, "view": self.view, "objects": self.objects,
             "rows": [row.to_json() for row in self.rows], "own_objects": self.own_objects,
-            "files": [file.to_json() for file in self.files],
+            "files": [file.to_json() for file in self.files], "echoes": self.echoes,
         }  # fmt: skip
 
     @classmethod
@@ -141,7 +143,7 @@ class Told:
         return cls(
             rank=value["rank"], view=value["view"], objects=value["objects"],
             rows=tuple(map(Row.from_json, value["rows"])), own_objects=tuple(value["own_objects"]),
-            files=tuple(map(WrittenFile.from_json, value["files"])),
+            files=tuple(map(WrittenFile.from_json, value["files"])), echoes=echoes_from_json(value["echoes"]),
         )  # fmt: skip
 
 
@@ -251,6 +253,7 @@ def assemble(told: list[Told], where: str) -> tuple[CheckpointIndex, dict[str, F
         for name, (dtype, shape, chunks) in shapes.items()
     }
     _check_covered(tensors, where)
+    _check_echoes(told, places, entries, where)
     index = CheckpointIndex(
         tensors=tensors, objects=frozenset(objects), places=places,
         paths={name: (name,) for name in [*tensors, *sorted(objects)]}, save_id=OUR_SAVE_ID,
@@ -269,3 +272,25 @@ def _check_covered(tensors: dict[str, TensorInfo], where: str) -> None:
                 path=where,
                 tensor=name,
             )
+
+
+def _check_echoes(
+    told: list[Told], places: dict[tuple[str, Box | None], Place], entries: dict[str, FileEntry], where: str
+) -> None:
+    """Shards that ranks of several meshes hold must be the same, since only one of them was written."""
+    if not any(rank.echoes for rank in told):
+        return
+    written = {(file, item.offset): item.crc32c for file, entry in entries.items() for item in entry.items}
+    for rank in told:
+        for name, offsets, crc in rank.echoes:
+            place = places.get((name, offsets))
+            if place is None or written[place.file, place.offset] != crc:
+                raise CheckpointSaveError(
+                    f"{where} was not committed: rank {rank.rank} holds a part of {name} (at {list(offsets)}) that is "
+                    "not as in the other meshes of its kind, and only one of them could be kept. Make it one DTensor "
+                    "over the whole mesh, or give each its own name.",
+                    path=where,
+                    rank=rank.rank,
+                    tensor=name,
+                    unrecoverable=True,
+                )

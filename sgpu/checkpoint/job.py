@@ -65,6 +65,13 @@ class Layout:
         return cls(id=value["id"], view=value["view"], rows=tuple(map(Row.from_json, value["rows"])))
 
 
+Echo = tuple[str, Box, int]
+
+
+def echoes_from_json(value: list[Any]) -> tuple[Echo, ...]:
+    return tuple((name, tuple(offsets), crc) for name, offsets, crc in value)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SaveJob:
     """What one rank hands over. In its memory lie the layout's tensors, then `own_objects`, then the rank's file.
@@ -72,6 +79,7 @@ class SaveJob:
     Attributes:
         objects: name of a part -> checksum of what is not a tensor in it; all ranks must hold these alike.
         own_objects: (name, bytes) of those that this rank writes.
+        echoes: (name, offsets, checksum) of shards that others write, and this rank holds as well.
         rank_bytes: size of this rank's own file; 0 for none.
         metadata, versions, run_id: for the manifest.
         policy: which checkpoints stay, besides `keep`; `damaged` ones do not count as valid.
@@ -87,6 +95,7 @@ class SaveJob:
     layout: Layout
     objects: dict[str, str]
     own_objects: tuple[tuple[str, int], ...] = ()
+    echoes: tuple[Echo, ...] = ()
     rank_bytes: int = 0
     metadata: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -133,11 +142,12 @@ class SaveJob:
             raise ValueError(f"layout {value['layout_id']} was never told")
         plain = {name: value[name] for name in _PLAIN}
         plain["own_objects"] = tuple((name, size) for name, size in value["own_objects"])
+        plain["echoes"] = echoes_from_json(value["echoes"])
         plain["keep"], plain["damaged"] = tuple(value["keep"]), tuple(value["damaged"])
         return cls(layout=layout, policy=CheckpointPolicy(**value["policy"]), **plain)
 
 
 _PLAIN = (
-    "folder", "step", "attempt", "generation", "rank", "world_size", "objects", "own_objects", "rank_bytes", "metadata",
-    "versions", "run_id", "keep", "damaged", "since", "blocked_seconds",
+    "folder", "step", "attempt", "generation", "rank", "world_size", "objects", "own_objects", "echoes", "rank_bytes",
+    "metadata", "versions", "run_id", "keep", "damaged", "since", "blocked_seconds",
 )  # fmt: skip

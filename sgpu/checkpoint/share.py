@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sgpu.checkpoint import checksum
-from sgpu.checkpoint.envelope import Envelope, envelope
+from sgpu.checkpoint.envelope import Envelope, bytes_of, envelope
 from sgpu.checkpoint.job import Layout, Row
 from sgpu.checkpoint.metadata_pickle import Box, Chunk
 from sgpu.checkpoint.parts import Held
@@ -37,10 +37,15 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Share:
-    """What this rank writes: `layout` is the same as `slots`, in plain values."""
+    """What this rank writes: `layout` is the same as `slots`, in plain values.
+
+    `echoes` are shards that this rank holds as others do, whose meshes are beside its own: those write them, and this
+    one tells their checksums, so that nothing is lost where they are no copies after all.
+    """
 
     slots: tuple[Slot, ...]
     layout: Layout
+    echoes: tuple[Slot, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +56,7 @@ class _Candidate:
     sharded: bool
     chunk: Chunk
     mine: bool
+    echo: bool
     size_bytes: int
 
 
@@ -68,7 +74,8 @@ def local_chunk(tensor: torch.Tensor) -> Chunk:
         return Chunk(offsets=(0,) * tensor.dim(), sizes=tuple(tensor.shape))
     if not hasattr(tensor, "placements"):
         return _ask(tensor)
-    key = (tensor.device_mesh, tuple(tensor.placements), tuple(tensor.shape))
+    sharded: Any = tensor
+    key = (sharded.device_mesh, tuple(sharded.placements), tuple(sharded.shape))
     if key not in _known_chunks:
         _known_chunks[key] = _ask(tensor)
     return _known_chunks[key]
@@ -96,22 +103,12 @@ def plan(tensors: dict[str, Held], rank: int, world_size: int) -> Share:
     """
     candidates = _candidates(tensors, rank)
     owners = _deal(candidates, world_size)
-    slots, start = [], 0
+    slots: list[Slot] = []
+    start = 0
     for candidate, owner in zip(candidates, owners, strict=True):
-        if not (candidate.mine if candidate.sharded else owner == rank):
-            continue
-        around = envelope(candidate.tensor.dtype, candidate.chunk.sizes)
-        slots.append(
-            Slot(
-                names=candidate.names,
-                dtype=str(candidate.tensor.dtype).removeprefix("torch."),
-                shape=tuple(candidate.tensor.shape),
-                chunk=candidate.chunk,
-                start=start,
-                around=around,
-            )
-        )
-        start += around.size_bytes
+        if candidate.mine if candidate.sharded else owner == rank:
+            slots.append(_slot(candidate, start))
+            start += slots[-1].around.size_bytes
     rows = tuple(
         Row(
             names=slot.names, dtype=slot.dtype, shape=slot.shape, offsets=slot.chunk.offsets, sizes=slot.chunk.sizes,
@@ -120,8 +117,28 @@ def plan(tensors: dict[str, Held], rank: int, world_size: int) -> Share:
         for slot in slots
     )  # fmt: skip
     view = _view(candidates)
-    return Share(slots=tuple(slots), layout=Layout(id=f"{view}-{checksum.text(checksum.of(repr(rows).encode()))}",
-                                                   view=view, rows=rows))  # fmt: skip
+    return Share(
+        slots=tuple(slots),
+        layout=Layout(id=f"{view}-{checksum.text(checksum.of(repr(rows).encode()))}", view=view, rows=rows),
+        echoes=tuple(_slot(candidate, 0) for candidate in candidates if candidate.echo),
+    )
+
+
+def _slot(candidate: _Candidate, start: int) -> Slot:
+    return Slot(
+        names=candidate.names,
+        dtype=str(candidate.tensor.dtype).removeprefix("torch."),
+        shape=tuple(candidate.tensor.shape),
+        chunk=candidate.chunk,
+        start=start,
+        around=envelope(candidate.tensor.dtype, candidate.chunk.sizes),
+    )
+
+
+def checksum_of(echo: Slot, local: torch.Tensor) -> int:
+    """As of the bytes that whoever writes it puts into its file."""
+    value = checksum.of(bytes_of(local), checksum.of(echo.around.head))
+    return checksum.of(echo.around.tail, value)
 
 
 def _candidates(tensors: dict[str, Held], rank: int) -> list[_Candidate]:
@@ -132,7 +149,7 @@ def _candidates(tensors: dict[str, Held], rank: int) -> list[_Candidate]:
     found = []
     for names in groups.values():
         held = tensors[names[0]]
-        sharded, mine = _sharding(names[0], held.tensor, rank)
+        sharded, mine, echo = _sharding(names[0], held.tensor)
         chunk = local_chunk(held.tensor)
         found.append(
             _Candidate(
@@ -142,26 +159,34 @@ def _candidates(tensors: dict[str, Held], rank: int) -> list[_Candidate]:
                 sharded=sharded,
                 chunk=chunk,
                 mine=mine,
+                echo=echo,
                 size_bytes=math.prod(chunk.sizes) * held.tensor.element_size(),
             )
         )
     return sorted(found, key=lambda candidate: candidate.names)
 
 
-def _sharding(name: str, tensor: torch.Tensor, rank: int) -> tuple[bool, bool]:
-    """Whether it is sharded over a device mesh, and whether this rank is the one to write its shard."""
+def _sharding(name: str, tensor: torch.Tensor) -> tuple[bool, bool, bool]:
+    """Whether it is sharded over a device mesh, whether this rank writes its shard, and whether it only echoes it.
+
+    A tensor that is sharded by one dimension of a larger mesh (a norm beside tensor parallelism) is there on several
+    meshes: the ranks of the one with rank 0 write it.
+    """
     if not hasattr(tensor, "placements"):
-        return False, True
+        return False, True, False
     if any(placement.is_partial() for placement in tensor.placements):
         raise CheckpointSaveError(f"{name} holds partial sums; reduce it before it is saved.", tensor=name)
-    where = tensor.device_mesh.get_coordinate()  # type: ignore[attr-defined]
+    mesh: Any = tensor.device_mesh  # type: ignore[attr-defined]
+    where = mesh.get_coordinate()
     if where is None:
-        return True, False
-    first = all(at == 0 for at, placement in zip(where, tensor.placements, strict=True) if not placement.is_shard())
+        return True, False, False
+    copies = zip(where, tensor.placements, strict=True)  # neither Shard nor _StridedShard is a copy
+    first = all(at == 0 for at, placement in copies if placement.is_replicate())
     local_is_empty = 0 in local_chunk(tensor).sizes
     if local_is_empty:  # an empty shard is written only where the whole is empty, and then once
         first = tensor.numel() == 0 and all(at == 0 for at in where)
-    return True, first
+    writes = bool((mesh.mesh == 0).any())
+    return True, first and writes, first and not writes
 
 
 def _deal(candidates: list[_Candidate], world_size: int) -> list[int]:
