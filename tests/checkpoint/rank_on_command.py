@@ -1,4 +1,4 @@
-"""One of two ranks: lives as often as it is told to, a JSON line each; `rank_on_command.py RANK MEETING_FILE`."""
+"""One of several ranks: lives as often as it is told to, a JSON line each; `rank_on_command.py RANK WORLD MEETING`."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def live(root: str, helper: str, generation: int, steps: list[tuple[int, str]]) 
 
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=int(sys.argv[2]))
     sys.addaudithook(note)
     for line in sys.stdin:
         print(json.dumps(live(*json.loads(line))), flush=True)
