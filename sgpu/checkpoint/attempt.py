@@ -74,29 +74,31 @@ class Attempt:
         """What goes into live tensors is checked; what goes into new ones, which are nobody's yet, is checked while it
         is read, once.
         """
-        chosen, live = set(which), set()
-        with torch.no_grad():
-            for loading, name, tensor in self._targets():
-                if name not in chosen:
-                    continue
-                keys = self._keys(name, tensor)
-                if name in loading.live:
-                    live |= keys
-                else:
-                    self.reader.fetch(keys)
-                    filling.fill(self.reader, name, tensor)
-                    self._filled.add(name)
+        chosen, live = set(which), set[Key]()
+        new: dict[str, torch.Tensor] = {}
+        for loading, name, tensor in self._targets():
+            if name in chosen and name in loading.live:
+                live |= self._keys(name, tensor)
+            elif name in chosen:
+                new[name] = tensor
+        self.reader.fetch(key for name, tensor in new.items() for key in self._keys(name, tensor))
+        self._fill(new)
+        self._filled |= new.keys()
         self.reader.verify(live)
 
     def apply(self, targets: Mapping[str, Any]) -> None:
-        with torch.no_grad():
-            for _, name, tensor in self._targets():
-                if name not in self._filled:
-                    filling.fill(self.reader, name, tensor)
+        self._fill({name: tensor for _, name, tensor in self._targets() if name not in self._filled})
         for loading in self._loadings:
             loading.finish()
         for name, state in (self.per_rank or {}).items():
             targets[name].load_state_dict(state)
+
+    def _fill(self, which: Mapping[str, torch.Tensor]) -> None:
+        def fill(entry: tuple[str, torch.Tensor]) -> None:
+            with torch.no_grad():  # a thread's own setting
+                filling.fill(self.reader, *entry)
+
+        self.reader.together(fill, which.items())
 
     def _targets(self) -> Iterable[tuple[Loading, str, torch.Tensor]]:
         for loading in self._loadings:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from sgpu import runtime
+from sgpu import runtime, settings
 from sgpu.contract.errors import InputError
 
 _Value = TypeVar("_Value")
+MOST_THREADS = 4
 
 
 class Ranks:
-    """Which rank this is, and two collectives. With one rank, no group is made."""
+    """Which rank this is, and collectives. With one rank, no group is made.
+
+    Attributes:
+        threads: that this rank may use while the training waits, without being in the way of the others on its node.
+    """
 
     def __init__(self, rank: int | None, world_size: int | None, timeout_seconds: float) -> None:
         self.rank = runtime.rank() if rank is None else rank
         self.world_size = runtime.world_size() if world_size is None else world_size
         if not 0 <= self.rank < self.world_size:
             raise InputError(f"rank must be 0 to world_size - 1; found rank {self.rank} of {self.world_size}")
+        here = settings.worker_environment()
+        beside = here.local_world_size if here is not None and rank is None else self.world_size
+        self.threads = max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // beside))
         self._group: Any = None
         if self.world_size == 1:
             return

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -17,6 +19,7 @@ from sgpu.checkpoint.storage import Store
 from sgpu.contract.errors import CheckpointMismatchError
 
 Key = tuple[str, Box | None]
+_Thing = TypeVar("_Thing")
 PIECE_BYTES = 256 * 1024  # stays in the cache between reading and checking
 
 
@@ -30,9 +33,11 @@ class ItemReader:
         store: where the checkpoint is.
         opened: which.
         regions: what is taken from memory instead.
+        threads: how many read and check at a time.
     """
 
-    def __init__(self, store: Store, opened: Opened, regions: Iterable[Region] = ()) -> None:
+    def __init__(self, store: Store, opened: Opened, regions: Iterable[Region] = (), *, threads: int = 1) -> None:
+        self.threads = threads
         self.opened = opened
         self.sources = Sources(store, opened)
         self.sources.add(regions)
@@ -58,12 +63,23 @@ class ItemReader:
         """
         chosen = set(keys)
         self.fetch(chosen)
-        places = sorted(((key, self.place(key)) for key in chosen), key=lambda pair: (pair[1].file, pair[1].offset))
-        buffer = memoryview(bytearray(PIECE_BYTES))
-        for key, place in places:
-            item = self.item(key)
-            if item is not None:  # of a plain DCP folder there is nothing to compare with
-                self.compare(item, self._sum(place.file, place.offset, place.size_bytes, key[0], buffer), place.file)
+        self.together(self._verify, sorted(chosen, key=lambda key: (self.place(key).file, self.place(key).offset)))
+
+    def _verify(self, key: Key) -> None:
+        place, item = self.place(key), self.item(key)
+        if item is not None:  # of a plain DCP folder there is nothing to compare with
+            buffer = memoryview(bytearray(min(PIECE_BYTES, place.size_bytes)))
+            self.compare(item, self._sum(place.file, place.offset, place.size_bytes, key[0], buffer), place.file)
+
+    def together(self, action: Callable[[_Thing], None], things: Iterable[_Thing]) -> None:
+        """Does it for each, several at a time; raises the first of what they raise, in the order of `things`."""
+        if self.threads == 1:
+            for thing in things:
+                action(thing)
+            return
+        with ThreadPoolExecutor(self.threads) as pool:
+            for _ in pool.map(action, things):
+                pass
 
     def fetch(self, keys: Iterable[Key]) -> None:
         """From a remote store: brings items here, several at a time, before they are asked for one by one."""

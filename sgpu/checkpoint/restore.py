@@ -143,7 +143,9 @@ class Restorer:
         def compare() -> _Verdict:
             nonlocal attempt, shared
             opened = in_memory.opened if in_memory else choose.open_checkpoint(self._store, candidate.folder)
-            reader = stack.enter_context(ItemReader(self._store, opened, in_memory.regions if in_memory else ()))
+            reader = stack.enter_context(
+                ItemReader(self._store, opened, in_memory.regions if in_memory else (), threads=self._ranks.threads)
+            )
             attempt = Attempt.compare(reader, self._parts, self._per_rank, self._ranks)
             if in_memory or self._ranks.world_size == 1:
                 return _Verdict()

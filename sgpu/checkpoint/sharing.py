@@ -30,7 +30,6 @@ LEAST_BYTES = 2**20
 # An item is read in pieces of so much, several at a time.
 JOB_BYTES = 8 * BLOCK_BYTES
 SENT_BYTES = 64 * 2**20
-LOCAL_THREADS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +110,7 @@ class SharedReading:
                 ) for begin in starts
             ])  # fmt: skip
             start += place.size_bytes
-        with ThreadPoolExecutor(self._threads()) as pool:
+        with ThreadPoolExecutor(REQUESTS if self._reader.sources.remote else self._reader.threads) as pool:
             sums = list(pool.map(self._read, [job for of_item in jobs for job in of_item]))
         for at, of_item in zip(own, jobs, strict=True):
             found, sums = sums[: len(of_item)], sums[len(of_item) :]
@@ -122,11 +121,6 @@ class SharedReading:
             item = self._reader.item(key)
             if item is not None:
                 self._reader.compare(item, whole, place.file)
-
-    def _threads(self) -> int:
-        if self._reader.sources.remote:
-            return REQUESTS
-        return max(1, min(LOCAL_THREADS, (os.cpu_count() or 1) // len(self.reaches)))
 
     def _read(self, job: _Job) -> int:
         value = 0
