@@ -17,6 +17,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("runs")(runs.list_runs)
+app.command("show")(runs.show)
 app.command("logs")(runs.logs)
 app.command("cancel")(runs.cancel)
 app.command("resume")(runs.resume)

@@ -46,6 +46,24 @@ def _row(run: Run) -> tuple[str, ...]:
     return (status.state, step, workers, str(status.restarts), when, screen.in_time(max(took, 0.0)))
 
 
+def show(run_id: str = ID) -> None:
+    """Tells where one run stands: its state, its nodes, and what ended it."""
+    run = Run.open(run_id)
+    spec, status = run.spec, run.status
+    state, step, workers, restarts, when, took = _row(run)
+    typer.echo(f"{run.id}: {state} at step {step}, after {took}, {restarts} restarts, since {when}; {workers} workers")
+    if status.failure is not None:
+        typer.echo(f"cause: {status.failure.get('message') or status.failure.get('cause')}")
+    if status.nodes:
+        shown = screen.table("node", "state", "address", "ranks")
+        for each in status.nodes:
+            ranks = spec.ranks_of(each.node)
+            told = f"{ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else str(ranks.start) if ranks else "spare"
+            shown.add_row(str(each.node), "" if status.final else each.state, each.address or "", told)
+        screen.console().print(shown)
+    typer.echo(f"folder: {run.path}")
+
+
 def logs(
     run_id: str = ID,
     rank: int | None = typer.Option(None, "--rank", "-r", help="Of this rank alone; all ranks otherwise."),

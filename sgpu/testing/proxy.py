@@ -35,6 +35,7 @@ class FaultyProxy:
         self._fault: Fault = "reset"
         self._left = 0
         self._after_bytes = 0
+        self._swallows = False
         self._released = threading.Event()
         self._open: set[socket.socket] = set()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -58,6 +59,10 @@ class FaultyProxy:
 
     def release(self) -> None:
         self._released.set()
+
+    def swallow(self) -> None:
+        """From now on nothing that comes over open connections is passed on, and nothing is closed."""
+        self._swallows = True
 
     def close(self) -> None:
         self._listener.close()
@@ -109,6 +114,8 @@ class FaultyProxy:
         passed = 0
         with contextlib.suppress(OSError):
             while content := bytearray(source.recv(65536)):
+                if self._swallows:
+                    continue
                 if fault == "flip" and passed <= self._after_bytes < passed + len(content):
                     content[self._after_bytes - passed] ^= 1
                 target.sendall(content)

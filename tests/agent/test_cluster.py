@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -16,7 +17,7 @@ from sgpu.agent.cluster import ClusterHost
 from sgpu.agent.control import open_page
 from sgpu.agent.follower import Follower, Place, find_controller
 from sgpu.agent.link import LinkLostError
-from sgpu.agent.nodes import Nodes
+from sgpu.agent.nodes import Nodes, read_controller
 from sgpu.agent.workers import Exit, NodeLostError, ZygoteLostError
 from sgpu.contract.heartbeat import Page, Request
 from sgpu.contract.records import read_all
@@ -24,6 +25,7 @@ from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import NodeStatus, Status
 from sgpu.testing.clock import FakeClock
+from sgpu.testing.proxy import FaultyProxy
 
 _TIMEOUT_SECONDS = 5.0
 
@@ -403,6 +405,30 @@ def test_a_silent_node_is_lost(cluster: Callable[..., Cluster]) -> None:
     run.nodes = frozen
     with pytest.raises(LinkLostError):
         _turn_until_lost(frozen[0])
+
+
+def test_dropped_packets_are_a_loss_on_both_sides(cluster: Callable[..., Cluster]) -> None:
+    """Half-open: neither side is told anything, and what it sends is taken."""
+    run = cluster(2)
+    told = read_controller(run.run)
+    assert told is not None
+    with FaultyProxy(told.host, told.port) as between:
+        dataclasses.replace(told, port=between.port).write(run.run.controller)
+        (node,) = run.up()
+        for step in range(1, 15):  # longer than the time-out, in all
+            run.clock.advance(0.5)
+            node.clock.advance(0.5)
+            node.page.slot(2).beat(step)
+            run.until(lambda step=step: run.page.slot(2).read().step == step)
+        between.swallow()
+        run.nodes = []
+        run.clock.advance(_TIMEOUT_SECONDS + 0.5)
+        node.clock.advance(_TIMEOUT_SECONDS + 0.5)
+        with pytest.raises(NodeLostError, match="node 1 was lost: it was silent"):
+            run.until(lambda: False)
+        with pytest.raises(LinkLostError, match="it was silent"):
+            _turn_until_lost(node)
+    assert run.started == [1]
 
 
 def test_nodes_lost_at_once_are_one_failure(cluster: Callable[..., Cluster]) -> None:

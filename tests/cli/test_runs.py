@@ -42,6 +42,29 @@ def test_runs_can_be_limited(sgpu: Any, make_run: Any) -> None:
     assert "2 older" in told.stdout
 
 
+def test_show_tells_nodes_and_cause(sgpu: Any, make_run: Any) -> None:
+    run = make_run("20260102-000000-train-bbbbbb", state="FAILED", world=4)
+    spec = json.loads(run.spec.read_text())
+    run.spec.write_text(json.dumps({**spec, "gpus_per_node": 2, "spares": 1}))
+    status = json.loads(run.status.read_text())
+    nodes = [
+        {"node": 0, "address": "127.0.0.2", "state": "ready"}, {"node": 1, "address": None, "state": "away"},
+        {"node": 2, "address": "127.0.0.4", "state": "ready"},
+    ]  # fmt: skip
+    failure = {"message": "node 1 was lost: its connection was closed", "cause": "lost"}
+    run.status.write_text(json.dumps({**status, "nodes": nodes, "failure": failure}))
+    told = sgpu("show", "bbbbbb")
+    assert told.exit_code == 0, told.output
+    first, cause, _, *rows, folder = told.stdout.splitlines()
+    assert first.startswith("20260102-000000-train-bbbbbb: FAILED at step 30, after 1.5 min")
+    assert first.endswith("4 CPU on 2 nodes workers")
+    assert cause == "cause: node 1 was lost: its connection was closed"
+    assert [row.split() for row in rows] == [
+        ["0", "127.0.0.2", "0", "to", "1"], ["1", "2", "to", "3"], ["2", "127.0.0.4", "spare"],
+    ]  # fmt: skip
+    assert folder == f"folder: {run.root}"
+
+
 @pytest.mark.parametrize("content", ["", "{", '{"version": 99}', '{"version": 1}'])
 def test_a_damaged_run_does_not_hide_the_others(sgpu: Any, make_run: Any, content: str) -> None:
     broken = make_run("20260103-000000-broken-cccccc")
