@@ -419,7 +419,9 @@ def test_dropped_packets_are_a_loss_on_both_sides(cluster: Callable[..., Cluster
             run.clock.advance(0.5)
             node.clock.advance(0.5)
             node.page.slot(2).beat(step)
+            run.page.slot(2).request(Request.SAVE_AND_STOP, stop_step=step)
             run.until(lambda step=step: run.page.slot(2).read().step == step)
+            run.until(lambda step=step: node.page.slot(2).requested().stop_step == step)
         between.swallow()
         run.nodes = []
         run.clock.advance(_TIMEOUT_SECONDS + 0.5)
