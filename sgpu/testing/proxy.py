@@ -124,4 +124,5 @@ class FaultyProxy:
                     source.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                     source.shutdown(socket.SHUT_RDWR)
                     break
-            target.shutdown(socket.SHUT_WR)
+            if not self._swallows:
+                target.shutdown(socket.SHUT_WR)
