@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from sgpu.contract.errors import PositionError
 from sgpu.data.dataset import shared_numbers
 from sgpu.data.order import order
 from sgpu.data.position import Plan
-from sgpu.data.sizes import Batching
+from sgpu.data.sizes import Batching, sizes_of
 from sgpu.data.streams import Field, PlannedStream, itself, planned
 
 
@@ -120,3 +120,28 @@ def test_a_rest_that_cannot_feed_every_rank_is_refused_by_both_numbers(
             Plan(samples=samples, batch=batch, world=world, cursor=cursor)
     elif left >= world:
         assert Plan(samples=samples, batch=batch, world=world, cursor=cursor).steps >= 1
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@given(samples=st.integers(24, 200), whole=st.sampled_from([12, 24]), history=histories, drop=st.booleans())
+def test_global_batches_are_the_same_for_any_history(samples: int, whole: int, history: list[Leg], drop: bool) -> None:
+    """`batch` is the most that a rank takes at a time; kills come after whole global batches, as checkpoints do."""
+    assume(drop or not 0 < samples % whole < 4)
+    wanted = order(np.arange(samples, dtype=np.int64), samples=samples, seed=7, epoch=0).tolist()
+    stop = samples - samples % whole if drop else samples
+    cursor, found = 0, list[list[int]]()
+    lives = iter([*history[:-1], *[replace(history[-1], steps=10**6)] * 2])
+    while cursor < samples:
+        leg = next(lives)
+        sizes = sizes_of(leg.batch, whole, world=leg.world)
+        assert sizes.batch is not None
+        plan = Plan(
+            samples=samples, batch=sizes.batch, world=leg.world, cursor=cursor, drop_last=drop, whole=whole
+        )  # fmt: skip
+        told: dict[str, Any] = {"samples": samples, "seed": 7, "epoch": 0, "shuffle": True}
+        ranks = [list(planned(plan, range(plan.steps), rank=rank, **told)) for rank in range(leg.world)]
+        for first in range(0, min(plan.steps, leg.steps * sizes.accumulate), sizes.accumulate):
+            several = range(first, min(first + sizes.accumulate, plan.steps))
+            found.append([number for step in several for rank in ranks for number in rank[step].numbers])
+            cursor = plan.cursor_after(several[-1])
+    assert found == [wanted[at : min(at + whole, stop)] for at in range(0, stop, whole)]

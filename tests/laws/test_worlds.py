@@ -58,16 +58,16 @@ class Frames(IterableDataset[int]):
             yield from range(3 * int(pathlib.Path(path).stem), 3 * int(pathlib.Path(path).stem) + 3)
 
 
-def loader_of(kind: str, rank: int, world: int, folder: pathlib.Path) -> Any:
+def loader_of(kind: str, rank: int, world: int, folder: pathlib.Path, workers: int = 0) -> Any:
     if kind == "frames":
         files = VolumeDataset(folder / "volume", shuffle=True, seed=3)
         return DataLoader(Frames(files), 2, num_workers=0, files_at_a_time=1)
     if kind == "map-style":
-        return DataLoader(Numbers(), 2, shuffle=True, seed=5, num_workers=0)
+        return DataLoader(Numbers(), 2, shuffle=True, seed=5, num_workers=workers)
     if kind == "dropping":
         return DataLoader(Numbers(), 3, shuffle=True, seed=5, num_workers=0, drop_last=True)
     if kind == "global batch":
-        return DataLoader(Numbers(), 2, shuffle=True, seed=5, num_workers=0, global_batch_size=6)
+        return DataLoader(Numbers(), 2, shuffle=True, seed=5, num_workers=workers, global_batch_size=6)
     if kind == "sampler":
         sampler = DistributedSampler(Numbers(), num_replicas=world, rank=rank)
         return DataLoader(Numbers(), 4, sampler=sampler, num_workers=0)
@@ -81,6 +81,7 @@ class Life:
     number: int
     world: int
     until: int | None = None
+    workers: int = 0
 
 
 def train(folder: pathlib.Path, kind: str, life: Life, epochs: int, rank: int) -> None:
@@ -93,7 +94,7 @@ def train(folder: pathlib.Path, kind: str, life: Life, epochs: int, rank: int) -
     output = os.open(folder / f"ledger{life.number}.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     model = torch.nn.Linear(1, 1)
     loop = TrainLoop(
-        model=model, loader=loader_of(kind, rank, life.world, folder), epochs=epochs,
+        model=model, loader=loader_of(kind, rank, life.world, folder, life.workers), epochs=epochs,
         checkpoints=CheckpointPolicy(str(folder / "checkpoints"), every_steps=1, keep_last=3),
     )  # fmt: skip
     for batch in loop:
@@ -243,3 +244,24 @@ def test_a_global_batch_is_a_step_of_any_world(hosts: list[FreshProcesses], tmp_
         whole = order(np.arange(COUNT), samples=COUNT, seed=5, epoch=epoch).tolist()
         found = [trained[4 * epoch + step] for step in range(4)]
         assert found == [whole[at : at + 6] for at in range(0, COUNT, 6)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(4))
+def test_random_histories_of_real_ranks_and_workers(
+    number: int, hosts: list[FreshProcesses], tmp_path: pathlib.Path
+) -> None:
+    """As tests/laws/test_schedules.py has them by the hundred, with processes: two to four kills."""
+    chance = random.Random(number)
+    run = Lives(hosts=hosts, folder=tmp_path, kind=chance.choice(["map-style", "global batch"]))
+    lives, step, last = [], 0, 2 * 4 if run.kind == "global batch" else 8
+    for kill in range(1, chance.randint(2, 4) + 1):
+        step += chance.randint(1, 2)
+        if step < last - 2:
+            lives.append(Life(number=kill, world=chance.randint(1, 3), workers=chance.randint(0, 2), until=step))
+    lives.append(Life(number=9, world=chance.randint(1, 3), workers=chance.randint(0, 2)))
+    for life in lives:
+        wanted = [0 if life.until is None else -signal.SIGKILL] * life.world
+        assert run.live(life) == wanted, f"{lives}: {run.log(life)}"
+    assert run.trained(*lives) == {0: list(range(COUNT)), 1: list(range(COUNT))}, lives
+    assert len({life.world for life in lives}) > 1 or len({life.workers for life in lives}) > 1
