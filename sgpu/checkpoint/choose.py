@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from sgpu.checkpoint import checksum, metadata_pickle, names
+from sgpu.checkpoint import checksum, metadata_pickle, names, newest
 from sgpu.checkpoint.manifest import Manifest
 from sgpu.checkpoint.metadata_pickle import CheckpointIndex
 from sgpu.checkpoint.storage import Store, open_store
@@ -36,7 +36,7 @@ def committed(store: Store) -> list[names.StepFolder]:
     """Folders with a commit record, newest first."""
     return [
         found
-        for found in names.step_folders(store.names(""))
+        for found in names.step_folders(newest.root_names(store))
         if store.size(f"{found.name}/{names.METADATA}") is not None
     ]
 
@@ -76,19 +76,26 @@ def _look(store: Store, folder: str) -> tuple[Opened, Iterator[tuple[str, str]]]
     index = metadata_pickle.parse(record, path)
     sizes = store.sizes(folder)
     manifest = None
-    if names.MANIFEST in sizes:
+    if names.MANIFEST in sizes or store.size(prefix + names.MANIFEST) is not None:  # a listing may be late
         manifest = Manifest.from_bytes(store.read(prefix + names.MANIFEST), path)
         expected = manifest.files.get(names.METADATA)
         if expected is None or checksum.of(record) != expected.crc32c or len(record) != expected.size_bytes:
             raise _damaged(path, names.METADATA, "its bytes are not those that were written")
     elif index.ours:
         raise _damaged(path, names.MANIFEST, "it is missing")
-    return Opened(folder=folder, path=path, index=index, manifest=manifest), _wrong(index, manifest, sizes)
+    return Opened(folder=folder, path=path, index=index, manifest=manifest), _wrong(
+        store, prefix, _expected_sizes(index, manifest), sizes
+    )
 
 
-def _wrong(index: CheckpointIndex, manifest: Manifest | None, sizes: dict[str, int]) -> Iterator[tuple[str, str]]:
-    for file, (size, exact) in sorted(_expected_sizes(index, manifest).items()):
-        found = sizes.get(file)
+def _wrong(
+    store: Store, prefix: str, expected: dict[str, tuple[int, bool]], listed: dict[str, int]
+) -> Iterator[tuple[str, str]]:
+    """What the listing says is wrong, and the file itself as well."""
+    for file, (size, exact) in sorted(expected.items()):
+        found = listed.get(file)
+        if found is None or (found != size if exact else found < size):
+            found = store.size(prefix + file)
         if found is None:
             yield file, "it is missing"
         elif found != size if exact else found < size:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sgpu.checkpoint import metadata_write, names, ownership
+from sgpu.checkpoint import metadata_write, names, newest, ownership
 from sgpu.checkpoint.job import Echo, Row, SaveJob, echoes_from_json
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
 from sgpu.checkpoint.metadata_pickle import OUR_SAVE_ID, Box, CheckpointIndex, Chunk, Place, TensorInfo
@@ -173,7 +173,9 @@ def commit(store: Store, job: SaveJob, patience: Patience) -> Manifest:
         for rank in range(job.world_size):
             store.delete(f"{folder}/{names.done_name(rank)}")
 
-    return publish(store, folder, manifest_of(job, entries), metadata_write.encode(index, where), clean)
+    manifest = publish(store, folder, manifest_of(job, entries), metadata_write.encode(index, where), clean)
+    newest.note(store, folder)
+    return manifest
 
 
 def manifest_of(job: SaveJob, entries: dict[str, FileEntry]) -> Manifest:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 METADATA = ".metadata"
 MANIFEST = "manifest.json"
+NEWEST = ".newest"
 SHARD_SUFFIX = ".distcp"
 _STEP = re.compile(r"step-([0-9]+)(?:\.a([0-9]+))?|step_([0-9]+)|checkpoint-([0-9]+)", re.ASCII)
 _CLAIM = re.compile(r"\.attempt-([0-9]+)", re.ASCII)

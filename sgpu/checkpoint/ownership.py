@@ -18,7 +18,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 
 from sgpu import settings
-from sgpu.checkpoint import names
+from sgpu.checkpoint import names, newest
 from sgpu.checkpoint.storage import Store
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.process import ProcessId, read_process, this_process
@@ -105,7 +105,7 @@ def claim(store: Store, generation: int) -> int:
     """
     me = Owner.here(generation)
     while True:
-        found = store.names("")
+        found = newest.root_names(store)
         others = _refuse_others(store, me, names.claims(found))
         attempt = max([*names.claims(found), *(folder.attempt for folder in names.step_folders(found))], default=-1) + 1
         if not store.create(names.claim_name(attempt), me.to_bytes()):
@@ -159,6 +159,8 @@ def require(store: Store, attempt: int) -> None:
     """
     claims = names.claims(store.names(""))
     mine = read_owner(store, attempt)
+    if mine is not None:
+        claims = sorted({*claims, attempt})  # a listing may be late
     if attempt not in claims:
         raise _taken_over(store, read_owner(store, claims[-1]) if claims else None)
     if mine is None or claims[-1] == attempt:

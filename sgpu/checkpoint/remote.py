@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import fsspec
+from fsspec.asyn import AsyncFileSystem, sync
 
 from sgpu.checkpoint.storage import CHUNK_BYTES, Observe, pieces
 from sgpu.contract.errors import CheckpointError
@@ -21,8 +22,12 @@ FIRST_WAIT_SECONDS = 0.2
 # An operation that failed is not tried again after so long. The client libraries retry besides, on their own.
 PATIENCE_SECONDS = 10.0
 IN_MEMORY_BYTES = 64 * 2**20
+# An operation that takes longer than this, and its bytes at this rate, has stalled: it is given up, and tried again.
+STALL_SECONDS = 60.0
+LEAST_BYTES_PER_SECOND = 20_000.0
 # Trying these again cannot help.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_NO_SUCH_RANGE = 416
 _Result = TypeVar("_Result")
 
 
@@ -35,12 +40,18 @@ _CLIENTS = frozenset({"aiobotocore", "aiohttp", "azure", "botocore", "gcsfs", "g
 def _as_os_error(action: Callable[[], _Result]) -> _Result:
     try:
         return action()
-    except OSError:
+    except OSError as error:
+        if str(error).startswith("Forbidden"):  # gcsfs says it in words only
+            raise PermissionError(errno.EACCES, str(error)) from error
         raise
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLIENTS and not isinstance(error, TimeoutError):
             raise
-        raise OSError(f"{type(error).__name__}: {error}") from error
+        code = getattr(error, "status_code", None) or getattr(error, "status", None) or getattr(error, "code", None)
+        told = f"{type(error).__name__}: {error}"
+        if code in (401, 403):
+            raise PermissionError(errno.EACCES, told) from error
+        raise OSError(errno.EINVAL if code == _NO_SUCH_RANGE else errno.EIO, told) from error
 
 
 class FsspecStore:
@@ -48,9 +59,17 @@ class FsspecStore:
     object store; on file systems whose uploads are not atomic, sizes and checksums in the manifest reveal a torn one.
     """
 
-    def __init__(self, url: str, *, attempts: int = ATTEMPTS, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        attempts: int = ATTEMPTS,
+        stall_seconds: float = STALL_SECONDS,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.url = url.rstrip("/")
         self._attempts = attempts
+        self._stall_seconds = stall_seconds
         self._sleep = sleep
         self._made: set[str] = set()
         try:
@@ -79,15 +98,23 @@ class FsspecStore:
         for attempt in range(self._attempts):
             try:
                 return _as_os_error(action)
-            except PermissionError:
-                if renewed or not self._has_buckets or attempt == self._attempts - 1:
+            except PermissionError as error:
+                if not self._has_buckets:
                     raise
+                if renewed or attempt == self._attempts - 1:
+                    raise PermissionError(
+                        errno.EACCES,
+                        f"{error}. The credentials for {self.url} were looked up anew, and refused again: renew them "
+                        "where this process finds them (a file, a role or a process of the provider's; environment "
+                        "variables are those that it was started with)",
+                    ) from error
                 renewed = True
                 self._connect(afresh=True)
             except _FINAL:
                 raise
-            except OSError:
-                if attempt == self._attempts - 1 or time.monotonic() > deadline:
+            except OSError as error:
+                hopeless = error.errno == errno.EINVAL
+                if hopeless or attempt == self._attempts - 1 or time.monotonic() > deadline:
                     raise
                 self._sleep(FIRST_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
         raise AssertionError("unreachable")
@@ -96,15 +123,20 @@ class FsspecStore:
         self._files, self._root = fsspec.core.url_to_fs(self.url, **({"skip_instance_cache": True} if afresh else {}))
         protocols = self._files.protocol
         self._has_buckets = bool(_WITH_BUCKETS & ({protocols} if isinstance(protocols, str) else set(protocols)))
-        self._conditional = "mode" in inspect.signature(self._files.pipe_file).parameters or "mode" in (
-            inspect.signature(getattr(self._files, "_pipe_file", self._files.pipe_file)).parameters
-        )
+        self._only_new = _only_new(self._files)
+
+    def _call(self, name: str, *arguments: Any, size_bytes: int = 0, **options: Any) -> Any:
+        """A method of the file system, given up when it stalls. `size_bytes`: that it moves."""
+        if not isinstance(self._files, AsyncFileSystem):
+            return getattr(self._files, name)(*arguments, **options)
+        seconds = self._stall_seconds + size_bytes / LEAST_BYTES_PER_SECOND
+        return sync(self._files.loop, getattr(self._files, f"_{name}"), *arguments, timeout=seconds, **options)
 
     def names(self, folder: str) -> list[str]:
         where = self._path(folder)
         self._files.invalidate_cache()
         try:
-            found = self._retry(lambda: self._files.ls(where, detail=False))
+            found = self._retry(lambda: self._call("ls", where, detail=False))
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted({str(name).rstrip("/").rpartition("/")[2] for name in found if str(name).rstrip("/") != where})
@@ -113,7 +145,7 @@ class FsspecStore:
         where = self._path(folder)
         self._files.invalidate_cache()
         try:
-            found = self._retry(lambda: self._files.ls(where, detail=True))
+            found = self._retry(lambda: self._call("ls", where, detail=True))
         except (FileNotFoundError, NotADirectoryError):
             return {}
         return {
@@ -123,7 +155,7 @@ class FsspecStore:
     def size(self, path: str) -> int | None:
         self._files.invalidate_cache()
         try:
-            info: dict[str, Any] = self._retry(lambda: self._files.info(self._path(path)))
+            info: dict[str, Any] = self._retry(lambda: self._call("info", self._path(path)))
         except (FileNotFoundError, NotADirectoryError):
             return None
         return int(info["size"] or 0) if info.get("type") == "file" else None
@@ -134,7 +166,8 @@ class FsspecStore:
             return b""
         start = offset or None  # a range of an empty object is refused by some
         try:
-            return bytes(self._retry(lambda: self._files.cat_file(self._path(path), start=start, end=end)))
+            target, size = self._path(path), length or 0
+            return bytes(self._retry(lambda: self._call("cat_file", target, start=start, end=end, size_bytes=size)))
         except OSError as error:
             if error.errno == errno.EINVAL and (self.size(path) or 0) <= offset:
                 return b""  # it ends before
@@ -161,18 +194,18 @@ class FsspecStore:
     def _upload(self, staged: Any, size: int, target: str) -> None:
         staged.seek(0)
         if size <= IN_MEMORY_BYTES:
-            self._files.pipe_file(target, staged.read())
+            self._call("pipe_file", target, staged.read(), size_bytes=size)
             return
         with tempfile.NamedTemporaryFile(prefix="sgpu-upload-") as file:
             while chunk := staged.read(CHUNK_BYTES):
                 file.write(chunk)
             file.flush()
-            self._files.put_file(file.name, target)
+            self._call("put_file", file.name, target, size_bytes=size)
 
     def create(self, path: str, content: bytes) -> bool:
         if self.size(path) is not None:
             return False
-        if not self._conditional:  # the best that can be had: two at the same moment may both believe that they won
+        if self._only_new is None:  # the best that can be had: two at the same moment may both believe that they won
             self.put(path, [memoryview(content)])
             return True
         try:
@@ -182,8 +215,9 @@ class FsspecStore:
         return True
 
     def _create(self, path: str, content: bytes) -> None:
+        only_new = self._only_new or {}
         try:
-            _as_os_error(lambda: self._files.pipe_file(self._path(path), content, mode="create"))
+            _as_os_error(lambda: self._call("pipe_file", self._path(path), content, **only_new))
         except OSError as error:
             if self.size(path) is None:
                 raise
@@ -191,12 +225,22 @@ class FsspecStore:
 
     def delete(self, path: str) -> None:
         try:
-            self._retry(lambda: self._files.rm_file(self._path(path)))
+            self._retry(lambda: self._call("rm_file", self._path(path)))
         except FileNotFoundError:
             return
 
     def delete_folder(self, folder: str) -> None:
         try:
-            self._retry(lambda: self._files.rm(self._path(folder), recursive=True))
+            self._retry(lambda: self._call("rm", self._path(folder), recursive=True))
         except FileNotFoundError:
             return
+
+
+def _only_new(files: Any) -> dict[str, Any] | None:
+    """What makes an upload fail where the file exists; None where nothing does."""
+    known: set[str] = set()
+    for upload in (files.pipe_file, getattr(files, "_pipe_file", files.pipe_file)):
+        known |= inspect.signature(upload).parameters.keys()
+    if "mode" in known:
+        return {"mode": "create"}
+    return {"overwrite": False} if "overwrite" in known else None

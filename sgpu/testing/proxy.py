@@ -6,11 +6,14 @@ import contextlib
 import socket
 import struct
 import threading
+import time
 from types import TracebackType
 from typing import Literal
 
 Fault = Literal["reset", "unavailable", "cut", "flip", "hold"]
 _BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_EXPIRED = b"""<?xml version="1.0" encoding="UTF-8"?>
+<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"""
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -31,6 +34,8 @@ class FaultyProxy:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self.fired = 0
+        self.bytes_per_second: float | None = None
+        self._expired: set[bytes] = set()
         self._lock = threading.Lock()
         self._fault: Fault = "reset"
         self._left = 0
@@ -53,6 +58,16 @@ class FaultyProxy:
         with self._lock:
             self._fault, self._left, self._after_bytes = fault, connections, after_bytes
             self._released.clear()
+        self._cut_all()
+
+    def expire(self, key: str) -> None:
+        """From now on, S3 requests signed with this access key are told that their token has expired."""
+        with self._lock:
+            self._expired.add(f"Credential={key}/".encode())
+        self._cut_all()
+
+    def _cut_all(self) -> None:
+        with self._lock:
             for link in self._open:
                 with contextlib.suppress(OSError):
                     link.shutdown(socket.SHUT_RDWR)
@@ -67,10 +82,7 @@ class FaultyProxy:
     def close(self) -> None:
         self._listener.close()
         self.release()
-        with self._lock:
-            for link in self._open:
-                with contextlib.suppress(OSError):
-                    link.shutdown(socket.SHUT_RDWR)
+        self._cut_all()
 
     def _accept(self) -> None:
         while True:
@@ -100,15 +112,37 @@ class FaultyProxy:
                 return
             if fault == "hold":
                 self._released.wait()
+            first = self._first(link)
+            if first is None:
+                return
             with socket.create_connection(self._target) as server:
                 with self._lock:
                     self._open |= {link, server}
                 back = threading.Thread(target=self._pass, args=(server, link), daemon=True)
                 back.start()
+                server.sendall(first)
                 self._pass(link, server, fault)
                 back.join()
                 with self._lock:
                     self._open -= {link, server}
+
+    def _first(self, link: socket.socket) -> bytes | None:
+        """The beginning of what is asked; None where that is answered here already. Nothing where no key expired."""
+        if not self._expired:
+            return b""
+        asked = b""
+        while b"\r\n\r\n" not in asked:
+            part = link.recv(65536)
+            if not part:
+                return None
+            asked += part
+        if not any(key in asked for key in self._expired):
+            return asked
+        with self._lock:
+            self.fired += 1
+        head = f"HTTP/1.1 403 Forbidden\r\nContent-Length: {len(_EXPIRED)}\r\nConnection: close\r\n\r\n"
+        link.sendall(head.encode() + (b"" if asked.startswith(b"HEAD") else _EXPIRED))
+        return None
 
     def _pass(self, source: socket.socket, target: socket.socket, fault: Fault | None = None) -> None:
         passed = 0
@@ -118,6 +152,8 @@ class FaultyProxy:
                     continue
                 if fault == "flip" and passed <= self._after_bytes < passed + len(content):
                     content[self._after_bytes - passed] ^= 1
+                if self.bytes_per_second is not None:
+                    time.sleep(len(content) / self.bytes_per_second)
                 target.sendall(content)
                 passed += len(content)
                 if fault == "cut" and passed >= self._after_bytes:

