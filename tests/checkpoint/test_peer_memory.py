@@ -256,7 +256,7 @@ def test_a_dead_neighbour_is_told_and_saves_go_on(nodes: Nodes, save: Any) -> No
 def test_a_slow_neighbour_holds_up_nothing(nodes: Nodes, save: Any) -> None:
     save(nodes.names[1], 1)
     nodes.kill(0)
-    nodes.start(0, SGPU_PEER_BYTES_PER_SECOND="100000")  # 20 s for an image
+    nodes.start(0, SGPU_PEER_BYTES_PER_SECOND="100000")
     reports = save(nodes.names[0], 2, 3)
     assert [report.error for report in reports] == [None, None]
     assert nodes.events("checkpoint_copied") == []  # both saves are done, no copy is
