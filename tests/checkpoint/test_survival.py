@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,28 +12,8 @@ import torch
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, Restored
 from sgpu.contract import failpoint
 from sgpu.contract.errors import CheckpointSaveError
-from sgpu.contract.process import this_process
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
-
-
-@pytest.fixture
-def helper(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    """As an agent starts it, for two ranks; this process and what it starts find it."""
-    name = f"sgpu-{this_process().pid}-{time.monotonic_ns()}"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "sgpu.checkpoint.helper", "--name", name, "--ranks", "2"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY), "SGPU_FAILPOINT_LOG": str(tmp_path / "fired.log")},
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stdin is not None
-    assert process.stdout.readline() == "ready\n"
-    monkeypatch.setenv("SGPU_CHECKPOINT_HELPER", name)
-    yield process
-    process.stdin.close()
-    process.stdout.close()
-    assert process.wait(60) in (0, -9)
 
 
 @pytest.fixture
