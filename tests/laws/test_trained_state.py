@@ -113,6 +113,39 @@ class NeverStepped(Training):
         return super().loss(rows) + self.other(rows).square().mean()
 
 
+class MadeLater(Training):
+    """The optimizer is made when the first gradients are there, as libraries do that wrap the model first."""
+
+    class Optimizer:
+        def __init__(self, model: torch.nn.Module) -> None:
+            self.model, self.made = model, list[torch.optim.Optimizer]()
+
+        def get(self) -> torch.optim.Optimizer:
+            if not self.made:
+                self.made.append(torch.optim.AdamW(self.model.parameters(), lr=0.05))
+            return self.made[0]
+
+        def state_dict(self) -> dict[str, Any]:
+            return self.made[0].state_dict() if self.made else {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            if state:
+                self.get().load_state_dict(state)
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.later = self.Optimizer(self.model)
+        self.extra = {"later": self.later}
+
+    def parts(self) -> dict[str, Any]:
+        return {"model": self.model, "extra": self.extra}
+
+    def learn(self, loop: TrainLoop, loss: torch.Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.later.get().step()
+        self.later.get().zero_grad()
+
+
 class InAnyOrder(Training):
     """Each process gives the parameters of its groups in an order of its own, as sets do."""
 
@@ -144,7 +177,7 @@ CASES: dict[str, ResumeCase] = {
     kind.__name__: ResumeCase(
         make_loader=make_loader, read=read, each_epoch=tuple(range(COUNT)), make_training=kind, options={"epochs": 1}
     )
-    for kind in (ScaledAndAveraged, PartlyFrozen, LaterFrozen, NeverStepped, InAnyOrder, Plateau)
+    for kind in (ScaledAndAveraged, PartlyFrozen, LaterFrozen, NeverStepped, MadeLater, InAnyOrder, Plateau)
 } | {
     "killed inside of a group": ResumeCase(
         make_loader=make_loader, read=read, each_epoch=tuple(range(COUNT)), into_step=1,
