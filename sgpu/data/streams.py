@@ -76,7 +76,7 @@ def whose() -> tuple[int, int]:
 
 
 def undisturbed() -> contextlib.AbstractContextManager[None]:
-    """The main process' generators are not ours to move; a worker's are."""
+    """The main process' generators are not ours to move; a worker's are. Can be entered again and again."""
     return preserved() if get_worker_info() is None else contextlib.nullcontext()
 
 
@@ -145,11 +145,12 @@ class PlannedStream(IterableDataset[Envelope]):
         tell_epoch(self.dataset, told[Field.EPOCH])
         draws = Draws(self.dataset)
         worker, workers = whose()
+        guard = undisturbed()
         for batch in planned(
             plan, range(worker, plan.steps, workers), rank=told[Field.RANK], samples=self.samples,
             seed=told[Field.SEED], epoch=told[Field.EPOCH], shuffle=self.shuffle,
         ):  # fmt: skip
-            with undisturbed():
+            with guard:
                 envelope = self._make(batch, draws, worker)
             yield envelope
             if envelope.kind == Kind.ERROR:

@@ -25,7 +25,7 @@ from tests.benchmarks.resume_peers import PEERS, Life
 SAMPLES, STOP = 1003, 11
 BEFORE = (2, 2)
 AFTER = ((2, 2), (2, 3), (1, 2), (3, 1))
-SECONDS = 300.0
+SECONDS = 900.0
 _ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -42,8 +42,12 @@ def run(quick: bool) -> list[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="sgpu-peers-") as folder:
             row |= _exactness(name, folder)
         with tempfile.TemporaryDirectory(prefix="sgpu-peers-") as folder:
-            row |= _seconds(name, folder, 100, 2_000 if quick else 100_000)
+            try:
+                row |= _seconds(name, folder, 100, 2_000 if quick else 100_000)
+            except subprocess.TimeoutExpired:
+                row["seconds near"] = f"its data were not written within {SECONDS:g} s"
         rows.append(row)
+        print(row, file=sys.stderr, flush=True)
     return rows
 
 
@@ -143,7 +147,12 @@ def _start(told: dict[str, Any], life: Life | None) -> subprocess.Popen[str]:
 
 def _ask(told: dict[str, Any]) -> str:
     process = _start(told, None)
-    answer, errors = process.communicate(timeout=SECONDS)
+    try:
+        answer, errors = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
+        raise
     if process.returncode != 0:
         raise RuntimeError(f"{told} ended with {process.returncode}:\n{errors[-2000:]}")
     return answer
