@@ -131,7 +131,7 @@ class Run:
         status = self.status
         if status.state != "SUCCEEDED":
             raise self._error(status)
-        return [self._result_of(status.generation, rank) for rank in range(self.spec.world_size)]
+        return [self._result_of(status.generation, rank) for rank in range(status.world_size or self.spec.world_size)]
 
     def _result_of(self, generation: int, rank: int) -> Any:
         outcome = read_outcome(self._dir, generation, rank)

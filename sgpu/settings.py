@@ -27,7 +27,7 @@ from sgpu.contract.errors import InputError
 NAMES: tuple[str, ...] = (
     "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
     "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_PEER_BYTES_PER_SECOND", "SGPU_FAILPOINT",
-    "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_STORE", "SGPU_CHECKPOINT_HELPER",
+    "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_NODE", "SGPU_STORE", "SGPU_CHECKPOINT_HELPER",
     "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
     "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -36,7 +36,8 @@ NAMES: tuple[str, ...] = (
 # What the agent sets for each worker.
 WORKER_NAMES: frozenset[str] = frozenset({
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK",
-    "MASTER_ADDR", "MASTER_PORT", "SGPU_STORE", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_CHECKPOINT_HELPER",
+    "MASTER_ADDR", "MASTER_PORT", "SGPU_STORE", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_NODE",
+    "SGPU_CHECKPOINT_HELPER",
 })  # fmt: skip
 
 
@@ -135,6 +136,11 @@ def worker_environment() -> WorkerEnvironment | None:
         local_world_size=cast(int, _whole_number("LOCAL_WORLD_SIZE", world, least=1)),
         node_rank=cast(int, _whole_number("GROUP_RANK", 0)),
     )
+
+
+def node() -> int:
+    """This machine's number in the run; another than its rank among the nodes where an earlier one is lost."""
+    return cast(int, _whole_number("SGPU_NODE", 0))
 
 
 def run_dir() -> pathlib.Path | None:

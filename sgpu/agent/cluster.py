@@ -56,6 +56,7 @@ class ClusterHost:
         self._stops = 0
         self._run, self._spec, self._local, self._nodes, self._page = run, spec, local, nodes, page
         self._clock, self._starter, self._join_seconds = clock, starter, join_seconds
+        self._members = tuple(range(spec.nodes))
         self._remotes = {k: self._awaited(k) for k in range(1, spec.nodes + spec.spares)}
         self._generation = 0
         self._exits: list[Exit] = []
@@ -79,6 +80,17 @@ class ClusterHost:
     def ready(self) -> bool:
         return self._local.ready() and all(self._remotes[node].ready for node in self._others)
 
+    def members(self) -> tuple[int, ...]:
+        expected = [self._remotes[node] for node in self._others if not self._remotes[node].missing]
+        if not self._local.ready() or not all(remote.ready for remote in expected):
+            return ()
+        return 0, *(remote.node for remote in expected)
+
+    def begin(self, members: tuple[int, ...]) -> None:
+        self._members = members
+        for remote in self._remotes.values():
+            remote.ranks = self._ranks_of(remote.node)
+
     def open_store(self, name: str) -> int:
         return self._local.open_store(name)
 
@@ -86,7 +98,7 @@ class ClusterHost:
         self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
     ) -> None:
         self._generation = generation
-        node = rank // self._spec.gpus_per_node
+        node = self._members[rank // self._spec.gpus_per_node]
         if node == 0:
             self._local.start(name, rank=rank, generation=generation, environment=environment, log=log)
             return
@@ -173,7 +185,7 @@ class ClusterHost:
     def _take(self, news: News) -> None:
         remote = self._remotes[news.node]
         if isinstance(news, Arrival):
-            remote.address = news.address
+            remote.address, remote.missing = news.address, False
             emit(
                 self._run, "node_joined", generation=self._generation, node=remote.node, address=news.address,
                 seconds=self._clock.monotonic() - remote.awaited_since,
@@ -188,7 +200,7 @@ class ClusterHost:
         node = remote.node
         message = f"node {node} was lost: {reason}"
         emit(self._run, "node_lost", generation=self._generation, node=node, message=message)
-        self._remotes[node] = self._awaited(node)
+        self._remotes[node] = replace(self._awaited(node), missing=True)
         if node not in self._others:
             self._starter.start(node)
             return
@@ -199,7 +211,7 @@ class ClusterHost:
             return
         self._nodes.renumber(spare, node)
         self._nodes.send(node, {"op": "be", "node": node})
-        taken = replace(self._remotes[spare], node=node, ranks=self._spec.ranks_of(node), stopped=self._stops)
+        taken = replace(self._remotes[spare], node=node, ranks=self._ranks_of(node), stopped=self._stops)
         self._remotes[node], self._remotes[spare] = taken, self._awaited(spare)
         emit(self._run, "node_joined", generation=self._generation, node=node, address=taken.address, seconds=0.0)
         self._starter.replace(node, spare)
@@ -210,9 +222,11 @@ class ClusterHost:
 
     def _awaited(self, node: int) -> Remote:
         """A node whose agent is being started. There is nothing on it that would have to be stopped."""
-        return Remote(
-            node=node, ranks=self._spec.ranks_of(node), awaited_since=self._clock.monotonic(), stopped=self._stops
-        )
+        return Remote(node=node, ranks=self._ranks_of(node), awaited_since=self._clock.monotonic(), stopped=self._stops)
+
+    def _ranks_of(self, node: int) -> range:
+        """In the present generation."""
+        return self._spec.ranks_of(self._members.index(node)) if node in self._members else range(0)
 
     @property
     def _others(self) -> range:

@@ -54,10 +54,9 @@ def follow(
                 )  # fmt: skip
                 helpers.append(helper)
                 helper.open()
-                ranks = spec.ranks_of(place)
                 return Place(
-                    ranks=ranks, page=open_page(own, spec, ranks, resume=False),
-                    environment={"SGPU_CHECKPOINT_HELPER": helper.name},
+                    page=open_page(own, spec, spec.ranks_of(place), resume=False),
+                    environment={"SGPU_CHECKPOINT_HELPER": helper.name, "SGPU_NODE": str(place)},
                 )  # fmt: skip
 
             place = take(node) if node < spec.nodes else None

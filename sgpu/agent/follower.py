@@ -23,9 +23,8 @@ _RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What comes with being a certain node: its ranks, their page, and what their workers' environment has besides."""
+    """What comes with being a certain node: the page of its ranks, and what their workers' environment has besides."""
 
-    ranks: range
     page: Page
     environment: Mapping[str, str]
 
@@ -52,6 +51,7 @@ class Follower:
         self._link, self._host, self._clock = link, host, clock
         self._asked = asked
         self._generation = 0
+        self._ranks: set[int] = set()
         self._told_ready = self._told_asked = self._lost = self._ended = False
 
     def serve(self) -> None:
@@ -91,7 +91,10 @@ class Follower:
         if operation == "be":
             self._place = self._take(message["node"])
         elif operation == "start" and self._place is not None:
+            if message["generation"] != self._generation:
+                self._ranks.clear()
             self._generation = message["generation"]
+            self._ranks.add(message["rank"])
             self._host.start(
                 message["name"], rank=message["rank"], generation=message["generation"],
                 environment={**message["environment"], **self._place.environment}, log=pathlib.Path(message["log"]),
@@ -135,8 +138,8 @@ class Follower:
     def _beat(self) -> Message:
         beats, still = {}, []
         if self._place is not None:
-            beats = {str(rank): wire.beat_to_json(self._place.page.slot(rank).read()) for rank in self._place.ranks}
-            names = [worker_name(self._generation, rank) for rank in self._place.ranks]
+            beats = {str(rank): wire.beat_to_json(self._place.page.slot(rank).read()) for rank in self._ranks}
+            names = [worker_name(self._generation, rank) for rank in self._ranks]
             still = [name for name in names if self._host.stopped(name)]
         return {"op": "beat", "now_ns": int(self._clock.monotonic() * 1e9), "ranks": beats, "still": still}
 

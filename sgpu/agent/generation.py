@@ -24,8 +24,8 @@ class Generation:
     """
 
     def __init__(self, run: RunDir, number: int, world_size: int, clock: Clock) -> None:
-        self._run, self._world_size, self._clock = run, world_size, clock
-        self.number = number
+        self._run, self._clock = run, clock
+        self.number, self.world_size = number, world_size
         self.started_at = clock.monotonic()
         self.running: set[int] = set()
         self.finished: dict[int, float] = {}
@@ -74,7 +74,7 @@ class Generation:
 
     @property
     def all_finished(self) -> bool:
-        return len(self.finished) == self._world_size
+        return len(self.finished) == self.world_size
 
     @property
     def gone_or_lingering(self) -> bool:

@@ -11,14 +11,17 @@ from sgpu.agent.wire import Message
 from sgpu.contract.heartbeat import Asked, Page, Request
 from sgpu.contract.status import NodeStatus
 
+_NOTHING = Asked(what=Request.NONE, stop_step=0, deadline_ns=0)
+
 
 @dataclass(kw_only=True)
 class Remote:
     """One node besides the first.
 
     Attributes:
-        ranks: its ranks; none for a spare.
+        ranks: those that it has in this generation.
         awaited_since: when its agent was (last) started, monotonic.
+        missing: it was lost, and is not here again; it may be done without.
         shift_ns: what its monotonic clock lacks to ours.
         stopped: the newest of our `stop` commands that it has carried out.
         lost: the reason, while the process that its workers are forked from is gone.
@@ -27,8 +30,9 @@ class Remote:
     """
 
     node: int
-    ranks: range
     awaited_since: float
+    ranks: range = range(0)
+    missing: bool = False
     address: str | None = None
     ready: bool = False
     shift_ns: int | None = None
@@ -56,7 +60,7 @@ class Remote:
         """What the run's page asks of its ranks, and they have not been told yet."""
         for rank in self.ranks if self.address is not None else ():
             asked = page.slot(rank).requested()
-            if asked.what is Request.NONE or asked == self.asked.get(rank):
+            if asked == self.asked.get(rank, _NOTHING):
                 continue
             self.asked[rank] = asked
             left = asked.deadline_ns / 1e9 - now if asked.deadline_ns else 0.0

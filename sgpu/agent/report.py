@@ -22,12 +22,13 @@ class Report:
 
     def __init__(self, run: RunDir, page: Page, host: WorkerHost, clock: Clock) -> None:
         self._run, self._page, self._host, self._clock = run, page, host, clock
-        self.status = Status(state="STARTING", updated=clock.wall(), started=clock.wall())
+        now = clock.wall()
+        self.status = Status(state="STARTING", updated=now, started=now, world_size=page.world_size)
         self._written_at = 0.0
 
-    def starting(self, generation: int) -> None:
+    def starting(self, generation: int, world_size: int) -> None:
         state: State = "RUNNING" if generation == 0 else "RESTARTING"
-        self.status = replace(self.status, state=state, generation=generation)
+        self.status = replace(self.status, state=state, generation=generation, world_size=world_size)
         self.write(force=True)
 
     def restarting(self) -> None:
@@ -47,7 +48,8 @@ class Report:
         if not force and now - self._written_at < _STATUS_SECONDS:
             return
         self._written_at = now
-        beats, status = self._page.beats(), self.status
+        status = self.status
+        beats = self._page.beats()[: status.world_size]
         state = status.state
         if state in ("STARTING", "RESTARTING") and all(
             beat.state is not WorkerState.ABSENT and beat.generation == status.generation for beat in beats

@@ -14,27 +14,41 @@ _CANCEL_GRACE_SECONDS = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Stopping:
-    """The end that is under way: `state` is what it ends as, `deadline` (monotonic) when patience ends."""
+    """The end that is under way.
 
-    state: State
+    Attributes:
+        state: what it ends as; None: the run goes on, in another size.
+        deadline: when patience ends, monotonic.
+    """
+
+    state: State | None
     deadline: float
 
 
-def ask(page: Page, reason: str, *, now: float, started_at: float, preempt_seconds: float) -> Stopping:
+STATES: dict[str, State | None] = {"cancel": "CANCELLED", "preempt": "PREEMPTED", "resize": None}
+
+
+def ask(page: Page, reason: str, *, world_size: int, now: float, started_at: float, preempt_seconds: float) -> Stopping:
     """Tells every rank. Those that are not in a loop yet have nothing to save, and get no time.
 
     Args:
-        reason: "cancel" or "preempt" (with `preempt_seconds` of grace).
+        reason: "cancel", or "preempt" or "resize" (with `preempt_seconds` of grace).
         started_at: when the workers were started, monotonic as `now`.
     """
     grace = _CANCEL_GRACE_SECONDS if reason == "cancel" else preempt_seconds
-    beats = page.beats()
+    beats = page.beats()[:world_size]
     trains = all(beat.state is WorkerState.TRAINING for beat in beats)
     deadline = now + (grace if trains else 0.0)
     stop_step = _agreed_stop(beats, now - started_at)
-    for rank in range(page.world_size):
+    for rank in range(world_size):
         page.slot(rank).request(Request.SAVE_AND_STOP, stop_step=stop_step, deadline_ns=int(deadline * 1e9))
-    return Stopping(state="CANCELLED" if reason == "cancel" else "PREEMPTED", deadline=deadline)
+    return Stopping(state=STATES[reason], deadline=deadline)
+
+
+def ask_no_more(page: Page) -> None:
+    """For the workers that come next."""
+    for rank in range(page.world_size):
+        page.slot(rank).request(Request.NONE)
 
 
 def _agreed_stop(beats: Sequence[Beat], seconds: float) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from sgpu.agent import stopping
 from sgpu.agent.failure import Failure
@@ -17,7 +18,7 @@ from sgpu.agent.stopping import Stopping
 from sgpu.agent.workers import Exit, HostLostError, WorkerHost, worker_name
 from sgpu.contract.clock import Clock
 from sgpu.contract.events import emit
-from sgpu.contract.heartbeat import Page, WorkerState
+from sgpu.contract.heartbeat import Beat, Category, Page, WorkerState
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 from sgpu.contract.status import State, Status
@@ -61,6 +62,10 @@ class Supervisor:
         self._started_at = clock.monotonic()
         self._port = ReservedPort(address)
 
+    def _beats(self) -> list[Beat]:
+        """Of the ranks of this generation."""
+        return self._page.beats()[: self._generation.world_size]
+
     def supervise(self) -> Status:
         """Runs to the end; the final status, which is written too."""
         emit(
@@ -83,6 +88,8 @@ class Supervisor:
                 self._recover(self._generation.root_cause)
             elif self._generation.all_finished and self._generation.gone_or_lingering:
                 self._end("SUCCEEDED", "every rank returned a result")
+            elif self._can_grow():
+                self._ask_to_stop("resize")
             else:
                 self._answer_requests()
         self._port.close()
@@ -107,47 +114,71 @@ class Supervisor:
     # ---- a generation
 
     def _start_generation(self, number: int, cause: str | None) -> None:
-        self._generation = Generation(self._run, number, self._spec.world_size, self._clock)
+        before = self._generation.world_size
+        self._generation = Generation(self._run, number, before, self._clock)
         self._hangs.begin(number)
-        for rank in range(self._spec.world_size):
-            self._run.attempt(number, rank).mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not self._host_ready():
+        members = self._wait_for_members()
+        if not members:
             return
+        live = replace(self._spec, world_size=len(members) * self._spec.gpus_per_node)
+        self._generation = Generation(self._run, number, live.world_size, self._clock)
         try:
-            self._start_workers(number)
+            self._host.begin(members)
+            self._start_workers(number, live)
         except HostLostError as error:
             self._host_lost(error)
             return
         emit(self._run, "generation_started", generation=number, cause=cause)
-        self._report.starting(number)
+        if live.world_size != before:
+            for rank in range(live.world_size, self._spec.world_size):
+                self._page.slot(rank).account(Category.IDLE)
+            emit(self._run, "resized", generation=number, from_world_size=before, to_world_size=live.world_size)
+        self._report.starting(number, live.world_size)
 
-    def _host_ready(self) -> bool:
-        """Waits for the host, which may be importing; False where the run is to end, or the host is lost, before."""
+    def _wait_for_members(self) -> tuple[int, ...]:
+        """The nodes that take part: all, or those that are left if that is enough (`min_gpus`).
+
+        Empty where the run is to end, or the host is lost, before they are ready: it may be importing.
+        """
+        fewest = self._spec.restarts.min_gpus
         while not self._host.ready():
+            members = self._host.members()
+            if fewest is not None and len(members) * self._spec.gpus_per_node >= fewest:
+                return members
             self._wait()
             self._report.write()
             if self._generation.failures or self._stop_reason() is not None or self._out_of_time():
-                return False
-        return True
+                return ()
+        return tuple(range(self._spec.nodes))
 
-    def _start_workers(self, number: int) -> None:
+    def _can_grow(self) -> bool:
+        """Whether this generation lacks nodes that are here again, and can be stopped without losing a step."""
+        return (
+            self._generation.world_size < self._spec.world_size
+            and not self._generation.finished
+            and self._host.ready()
+            and all(beat.state is WorkerState.TRAINING for beat in self._beats())
+        )
+
+    def _start_workers(self, number: int, live: RunSpec) -> None:
         self._port.close()
         self._port = ReservedPort(self._address)
         store_port = self._host.open_store(f"store{number}")
-        for rank in range(self._spec.world_size):
+        for rank in range(live.world_size):
+            self._run.attempt(number, rank).mkdir(parents=True, exist_ok=True, mode=0o700)
             environment = worker_environment(
-                self._spec, self._run, rank=rank, generation=number, address=self._address, store_port=store_port,
+                live, self._run, rank=rank, generation=number, address=self._address, store_port=store_port,
                 master_port=self._port.port,
             )  # fmt: skip
             self._host.start(
                 worker_name(number, rank), rank=rank, generation=number, environment=environment,
                 log=self._run.log(number, rank),
             )  # fmt: skip
-        self._generation.running = set(range(self._spec.world_size))
+        self._generation.running = set(range(live.world_size))
 
     def _notice(self, exits: list[Exit]) -> None:
         """Takes in what ended, and which ranks say that they are done."""
-        generation, beats = self._generation, self._page.beats()
+        generation, beats = self._generation, self._beats()
         for ended in exits:
             if ended.name == f"store{generation.number}":
                 generation.add(self._lost("the rendezvous store ended"))
@@ -182,7 +213,7 @@ class Supervisor:
         if decision.action == "stop":
             self._fail(failure, decision)
             return
-        self._recovery.begin(failed_at=self._generation.first_failure_at, beats=self._page.beats())
+        self._recovery.begin(failed_at=self._generation.first_failure_at, beats=self._beats())
         self._history.append(Past(failure=failure, committed_step=committed_step))
         self._report.restarting()
         number = self._generation.number + 1
@@ -208,7 +239,7 @@ class Supervisor:
     def _lost(self, message: str, node: int | None = None) -> Failure:
         return Failure(
             kind="infrastructure", rank=None, node=node, generation=self._generation.number,
-            step=min(beat.step for beat in self._page.beats()), cause=message, message=message,
+            step=min(beat.step for beat in self._beats()), cause=message, message=message,
             time=self._clock.wall(),
         )  # fmt: skip
 
@@ -216,23 +247,39 @@ class Supervisor:
 
     def _answer_requests(self) -> None:
         reason = self._stop_reason()
-        if reason is None:
-            return
+        if reason is not None:
+            self._ask_to_stop(reason)
+
+    def _ask_to_stop(self, reason: str) -> None:
+        generation = self._generation
         self._stopping = stopping.ask(
-            self._page, reason, now=self._clock.monotonic(), started_at=self._generation.started_at,
-            preempt_seconds=self._preempt_seconds,
+            self._page, reason, world_size=generation.world_size, now=self._clock.monotonic(),
+            started_at=generation.started_at, preempt_seconds=self._preempt_seconds,
         )  # fmt: skip
         if reason == "preempt":
             emit(self._run, "preempted", generation=self._generation.number, signal="SIGTERM")
 
     def _finish_stopping(self, asked: Stopping) -> None:
         generation = self._generation
+        reason = self._stop_reason() if asked.state is None else None
+        if reason is not None:  # they are saving already
+            self._stopping = asked = replace(asked, state=stopping.STATES[reason])
         if generation.running and not generation.failures and self._clock.monotonic() < asked.deadline:
             return
         if generation.all_finished and not generation.preempted:
             self._end("SUCCEEDED", "every rank returned a result before it could be stopped")
+        elif asked.state is None:
+            self._resize()
         else:
             self._end(asked.state, "it was asked to stop")
+
+    def _resize(self) -> None:
+        """All have saved and stopped; or one did not, and its failure is dealt with like others."""
+        self._stopping = None
+        stopping.ask_no_more(self._page)
+        if not self._generation.failures:
+            self._stop_workers()
+            self._start_generation(self._generation.number + 1, cause="nodes that were lost are back")
 
     def _end(self, state: State, message: str) -> None:
         self._stop_workers()

@@ -27,7 +27,9 @@ class Exit:
 
 
 class WorkerHost(Protocol):
-    """Order of calls: open, then per generation wait until ready, open_store, start ..., wait ..., stop_all; close."""
+    """Order of calls: open, then per generation wait until ready (or enough `members`), begin, open_store, start ...,
+    wait ..., stop_all; close.
+    """
 
     def open(self) -> None:
         """Makes ready to start workers; returns at once."""
@@ -36,7 +38,13 @@ class WorkerHost(Protocol):
         """Makes ready again after a HostLostError."""
 
     def ready(self) -> bool:
-        """Whether what is started now starts at once."""
+        """Whether what is started now starts at once, on all nodes."""
+
+    def members(self) -> tuple[int, ...]:
+        """The nodes on which it does, once it does on all that are not lost; empty: not yet."""
+
+    def begin(self, members: tuple[int, ...]) -> None:
+        """Ranks are dealt out to these nodes, in this order, until the next call. No worker runs meanwhile."""
 
     def open_store(self, name: str) -> int:
         """Starts a store for a generation; its port. Raises HostLostError."""

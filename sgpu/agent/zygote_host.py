@@ -134,6 +134,12 @@ class ZygoteHost:
         pid = self._pids.get(name)
         return pid is not None and process.state_of(pid) == "T"
 
+    def members(self) -> tuple[int, ...]:
+        return (0,) if self._ready else ()
+
+    def begin(self, members: tuple[int, ...]) -> None:
+        """There is but one node."""
+
     def nodes(self) -> tuple[NodeStatus, ...]:
         return ()
 

@@ -106,7 +106,7 @@ class RestartPolicy:
         start_seconds: so is one that has not begun its loop so long after its start. None: three times `hang_seconds`
             for a run that has trained before; a function that never did may do without a loop, and is not watched.
         in_process: whether a worker that is still healthy may restart inside its own process.
-        min_gpus: the run may shrink down to so many; None: it never shrinks.
+        min_gpus: a run on several nodes may go on with so many when nodes are lost; None: it never shrinks.
     """
 
     max_restarts: int = 3

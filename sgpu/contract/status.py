@@ -36,6 +36,7 @@ class Status:
         step: optimizer steps completed by the slowest rank.
         total_steps: None while unknown.
         failure: {"kind", "rank", "node", "step", "message", "traceback"} of the root cause, once there is one.
+        world_size: of the present generation; None: as many workers as were asked for.
         nodes: in order; empty where the run is on one node.
     """
 
@@ -49,6 +50,7 @@ class Status:
     epoch: int = 0
     total_steps: int | None = None
     failure: dict[str, Any] | None = None
+    world_size: int | None = None
     nodes: tuple[NodeStatus, ...] = ()
 
     @property

@@ -26,9 +26,10 @@ class ScriptedHost:
 
     Attributes:
         calls: what the supervisor asked for, in order: ("store", name), ("start", name), ("signal", name, number),
-            ("stop_all",), ("reopen",), ("close",).
+            ("stop_all",), ("reopen",), ("begin", members), ("close",).
         generation: of the newest start.
         standing_still: names of workers that a signal has stopped.
+        node_count, missing: how many nodes there are, and which of them are lost.
         importing: not ready to start anything yet.
         failing_starts: how many of the next `open_store` calls raise ZygoteLostError.
     """
@@ -37,6 +38,7 @@ class ScriptedHost:
         self.calls: list[tuple[Any, ...]] = []
         self.generation = -1
         self.failing_starts = 0
+        self.node_count, self.missing = 1, set[int]()
         self.importing = False
         self.standing_still: set[str] = set()
         self.environments: dict[str, Mapping[str, str]] = {}
@@ -53,7 +55,7 @@ class ScriptedHost:
         self.calls.append(("reopen",))
 
     def ready(self) -> bool:
-        return not self.importing
+        return not self.importing and not self.missing
 
     def open_store(self, name: str) -> int:
         self.calls.append(("store", name))
@@ -85,6 +87,12 @@ class ScriptedHost:
 
     def stopped(self, name: str) -> bool:
         return name in self.standing_still
+
+    def members(self) -> tuple[int, ...]:
+        return () if self.importing else tuple(sorted(set(range(self.node_count)) - self.missing))
+
+    def begin(self, members: tuple[int, ...]) -> None:
+        self.calls.append(("begin", members))
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         return ()

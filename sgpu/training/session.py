@@ -104,7 +104,7 @@ def open_session() -> Session:
     root = settings.run_dir()
     if root is not None:
         run = RunDir(root)
-        slot = Page(run.node(runtime.node_rank()).heartbeat).slot(rank)
+        slot = Page(run.node(settings.node()).heartbeat).slot(rank)
         spec = read_spec(run)
         return Session(
             run=run, slot=slot, rank=rank, world_size=world_size, generation=settings.generation(), supervised=True,

@@ -41,6 +41,7 @@ _LEVELS: dict[str, Level] = {
     "failure": "error",
     "restarting": "warning",
     "resumed": "good",
+    "resized": "warning",
     "node_joined": "detail",
     "node_lost": "warning",
     "preempted": "warning",
@@ -53,6 +54,12 @@ def _run_started(record: Record) -> str:
     nodes = whole(record.get("nodes"))
     spread = f" on {plural(nodes, 'node')}" if nodes is not None and nodes > 1 else ""
     return f"started with {plural(record.get('world_size'), 'worker')}{spread}"
+
+
+def _resized(record: Record) -> str:
+    before, after = whole(record.get("from_world_size")), whole(record.get("to_world_size"))
+    why = "nodes are missing" if before is not None and after is not None and after < before else "nodes are back"
+    return f"goes on with {plural(after, 'worker')} instead of {count(before)}: {why}"
 
 
 def _node_joined(record: Record) -> str:
@@ -172,6 +179,7 @@ _TELL: dict[str, Callable[[Record], str]] = {
     "failure": _failure,
     "restarting": _restarting,
     "resumed": _resumed,
+    "resized": _resized,
     "node_joined": _node_joined,
     "node_lost": lambda record: plain(record.get("message")) or f"node {count(record.get('node'))} was lost",
     "epoch_ended": lambda record: f"epoch {count(record.get('epoch'))} ended",

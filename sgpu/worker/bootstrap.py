@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 
+from sgpu import settings
 from sgpu.contract import payload
 from sgpu.contract.errors import SgpuError
 from sgpu.contract.heartbeat import Page, Slot
@@ -49,7 +50,7 @@ def run_worker(root: pathlib.Path, rank: int, generation: int) -> None:
     """
     run = RunDir(root)
     spec = read_spec(run)
-    slot = Page(run.node(rank // spec.gpus_per_node).heartbeat).slot(rank)
+    slot = Page(run.node(settings.node()).heartbeat).slot(rank)
     with (run.attempt(generation, rank) / "stacks").open("wb") as stacks:
         faulthandler.enable(stacks, all_threads=True)
         faulthandler.register(signal.SIGUSR2, stacks, all_threads=True, chain=False)

@@ -123,7 +123,7 @@ class Node:
     def _take(self, number: int) -> Place:
         ranks = self.spec.ranks_of(number)
         page = open_page(self.run.node(number), self.spec, ranks, resume=False)
-        self.place = Place(ranks=ranks, page=page, environment={"PLACE": str(number)})
+        self.place = Place(page=page, environment={"PLACE": str(number)})
         return self.place
 
     @property
@@ -294,6 +294,8 @@ def test_what_ends_on_a_node_is_told_with_how_far_it_came(cluster: Callable[...,
 def test_beats_of_another_machine_are_in_our_time(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
+    run.start()
+    run.until(lambda: len(node.starts()) == 2)
     slot = node.page.slot(2)
     slot.start(0)
     slot.beat(5)
@@ -415,6 +417,7 @@ def test_dropped_packets_are_a_loss_on_both_sides(cluster: Callable[..., Cluster
     with FaultyProxy(told.host, told.port) as between:
         dataclasses.replace(told, port=between.port).write(run.run.controller)
         (node,) = run.up()
+        run.start()
         for step in range(1, 15):  # longer than the time-out, in all
             run.clock.advance(0.5)
             node.clock.advance(0.5)
@@ -530,6 +533,48 @@ def test_a_spare_takes_a_lost_nodes_place(cluster: Callable[..., Cluster]) -> No
     run.until(lambda: run.exits)
     assert run.page.slot(3).read().step == 11
     assert run.kinds() == ["node_joined", "node_joined", "node_lost", "node_joined"]
+
+
+def test_those_that_are_left_can_go_on(cluster: Callable[..., Cluster]) -> None:
+    """Node 1 of 3 is lost: node 2 has its ranks until it is back."""
+    run = cluster(3)
+    assert run.host.members() == ()
+    first, second = run.up()
+    assert run.host.members() == (0, 1, 2)
+    run.start()
+    run.until(lambda: len(second.starts()) == 2)
+    run.nodes = [second]
+    first.link.close()
+    with pytest.raises(NodeLostError, match="node 1 was lost"):
+        run.until(lambda: False)
+    run.host.reopen()
+    run.stop_all()
+    assert not run.host.ready()
+    assert run.host.members() == (0, 2)
+    run.host.begin((0, 2))
+    for rank in range(4):
+        run.host.start(
+            f"rank{rank}.g1", rank=rank, generation=1, environment={"RANK": str(rank)}, log=run.run.log(1, rank)
+        )
+    run.until(lambda: len(second.starts()) == 4)
+    assert second.starts()[2:] == ["rank2.g1", "rank3.g1"]
+    second.page.slot(3).start(1)
+    second.page.slot(3).beat(12)
+    second.hands.exits = [Exit(name="rank3.g1", status=0)]
+    run.exits.clear()
+    run.until(lambda: run.exits)
+    assert run.page.slot(3).read().step == 12
+    run.page.slot(2).request(Request.SAVE_AND_STOP, stop_step=20)
+    run.until(lambda: second.page.slot(2).requested().stop_step == 20)
+    run.page.slot(2).request(Request.NONE)
+    run.until(lambda: second.page.slot(2).requested().what is Request.NONE)
+
+    (again,) = run.join(1)
+    run.until(lambda: run.host.nodes()[1].state == "here")
+    assert run.host.members() == (), "it is here, and will be ready soon"
+    again.hands.is_ready = True
+    run.until(run.host.ready)
+    assert run.host.members() == (0, 1, 2)
 
 
 def test_a_spare_that_is_lost_is_no_failure(cluster: Callable[..., Cluster]) -> None:

@@ -84,7 +84,9 @@ def test_a_run_that_succeeds(bench: Callable[..., Bench]) -> None:
     status = run.supervise(passes(1), steps(1, 0, 1), steps(2, 0, 1), returns(0), returns(1))
     assert (status.state, status.step, status.restarts, status.failure) == ("SUCCEEDED", 2, 0, None)
     assert run.kinds() == ["run_started", "generation_started", "run_ended"]
-    assert run.host.calls[:3] == [("store", "store0"), ("start", "rank0.g0"), ("start", "rank1.g0")]
+    assert run.host.calls[:4] == [
+        ("begin", (0,)), ("store", "store0"), ("start", "rank0.g0"), ("start", "rank1.g0"),
+    ]  # fmt: skip
     environment = run.host.environments["rank1.g0"]
     assert {name: environment[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "SGPU_GENERATION")} == {
         "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "SGPU_GENERATION": "0",
@@ -477,6 +479,90 @@ def test_a_lost_node_is_named(bench: Callable[..., Bench]) -> None:
     assert status.failure is not None
     assert (status.failure["rank"], status.failure["node"], status.failure["step"]) == (None, 1, 3)
     assert ("reopen",) in run.host.calls
+
+
+class _Nodes:
+    """Two nodes of one rank each, of which the second comes and goes."""
+
+    def __init__(self, bench: Callable[..., Bench], **policy: Any) -> None:
+        self.run = bench(gpus_per_node=1, restarts=RestartPolicy(**policy))
+        self.run.host.node_count = 2
+
+    def loses(self, host: ScriptedHost) -> list[Any]:
+        host.missing.add(1)
+        raise NodeLostError("node 1 was lost: its connection was closed", node=1)
+
+    def has_again(self, host: ScriptedHost) -> list[Any]:
+        host.missing.clear()
+        return []
+
+    def resized(self) -> list[tuple[int, int, int]]:
+        found = [event for event in read_all(self.run.run.events) if event["kind"] == "resized"]
+        return [(each["generation"], each["from_world_size"], each["to_world_size"]) for each in found]
+
+
+def _stop_where_asked(*ranks: int) -> Turn:
+    def turn(host: ScriptedHost) -> list[Any]:
+        asked = [host.page.slot(rank).requested() for rank in ranks]
+        assert {each.what for each in asked} == {Request.SAVE_AND_STOP}
+        for rank, each in zip(ranks, asked, strict=True):
+            host.page.slot(rank).beat(each.stop_step)
+            host.outcome(rank, "preempted", step=each.stop_step)
+        return [host.exited(rank, 3 << 8) for rank in ranks]
+
+    return turn
+
+
+def test_a_run_shrinks_to_what_is_left_and_grows_back(bench: Callable[..., Bench]) -> None:
+    nodes = _Nodes(bench, min_gpus=1)
+    run = nodes.run
+    status = run.supervise(
+        steps(5, 0, 1), run.commits(4), nodes.loses, steps(6, 0), passes(1), nodes.has_again, passes(0.1),
+        _stop_where_asked(0), steps(9, 0, 1), passes(1), returns(0, 1),
+    )  # fmt: skip
+    assert (status.state, status.restarts, status.generation, status.world_size) == ("SUCCEEDED", 1, 2, 2)
+    assert run.starts() == ["rank0.g0", "rank1.g0", "rank0.g1", "rank0.g2", "rank1.g2"]
+    assert nodes.resized() == [(1, 2, 1), (2, 1, 2)]
+    assert [call[1] for call in run.host.calls if call[0] == "begin"] == [(0, 1), (0,), (0, 1)]
+    worlds = [run.host.environments[name]["WORLD_SIZE"] for name in ("rank1.g0", "rank0.g1", "rank1.g2")]
+    assert worlds == ["2", "1", "2"]
+    assert run.page.slot(0).requested().what is Request.NONE, "the new workers are not asked to stop"
+
+
+def test_a_run_that_shrank_may_end_so(bench: Callable[..., Bench]) -> None:
+    nodes = _Nodes(bench, min_gpus=1)
+    status = nodes.run.supervise(steps(5, 0, 1), nodes.loses, steps(6, 0), returns(0))
+    assert (status.state, status.world_size, status.step) == ("SUCCEEDED", 1, 6)
+
+
+@pytest.mark.parametrize("min_gpus", [None, 2])
+def test_a_run_that_may_not_shrink_waits(bench: Callable[..., Bench], min_gpus: int | None) -> None:
+    nodes = _Nodes(bench, min_gpus=min_gpus)
+    status = nodes.run.supervise(
+        steps(5, 0, 1), nodes.loses, passes(50), nodes.has_again, steps(6, 0, 1), returns(0, 1)
+    )
+    assert (status.state, status.world_size, status.restarts) == ("SUCCEEDED", 2, 1)
+    assert nodes.resized() == []
+
+
+def test_cancelled_while_it_grows(bench: Callable[..., Bench]) -> None:
+    nodes = _Nodes(bench, min_gpus=1)
+    run = nodes.run
+    status = run.supervise(
+        steps(5, 0, 1), nodes.loses, steps(6, 0), nodes.has_again, run.asks("cancel"), _stop_where_asked(0)
+    )
+    assert (status.state, status.world_size) == ("CANCELLED", 1)
+    assert run.starts()[-1] == "rank0.g1"
+
+
+def test_a_failure_while_it_grows_is_one_like_others(bench: Callable[..., Bench]) -> None:
+    nodes = _Nodes(bench, min_gpus=1)
+    status = nodes.run.supervise(
+        steps(5, 0, 1), nodes.loses, steps(6, 0), nodes.has_again, passes(0.1), raises(0, "OSError", "disk", step=6),
+        passes(0.1), passes(2), steps(7, 0, 1), passes(1), returns(0, 1),
+    )  # fmt: skip
+    assert (status.state, status.restarts, status.world_size) == ("SUCCEEDED", 2, 2)
+    assert nodes.resized() == [(1, 2, 1), (2, 1, 2)]
 
 
 def test_a_step_at_the_last_moment_clears_the_suspicion(bench: Callable[..., Bench]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import pathlib
 import signal
 from collections.abc import Callable
@@ -279,3 +282,79 @@ def test_a_warm_spare_takes_over(
     assert first == second
     assert run.status.restarts == 1
     until(lambda: members(run) == [], "nothing is left, also of the lost agent's checkpoint helper", 30)
+
+
+def test_a_run_goes_on_without_a_node_and_takes_it_back(
+    tmp_path: pathlib.Path, until: Callable[..., Any], members: Callable[[Run], list[int]]
+) -> None:
+    """The global batch is fixed: every batch is the one of the whole world's, whoever takes part."""
+
+    @distributed(gpus=4, on=Local(nodes=2), restarts=RestartPolicy(min_gpus=2))
+    def train(folder: str) -> int:
+        import json
+        import pathlib
+        import time
+
+        import torch
+        from torch.nn.parallel import DistributedDataParallel as DDP
+        from torch.utils.data import TensorDataset
+
+        import sgpu
+        from sgpu import TrainLoop
+        from sgpu.data import DataLoader
+
+        sgpu.runtime.init()
+        rank, world = sgpu.runtime.rank(), sgpu.runtime.world_size()
+        model = DDP(torch.nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        numbers = torch.arange(32, dtype=torch.float32)
+        loader = DataLoader(TensorDataset(numbers), global_batch_size=8, shuffle=True, seed=5, num_workers=0)
+        loop = TrainLoop(model=model, optimizer=optimizer, loader=loader, epochs=10**6, checkpoint_every=5)
+        for (batch,) in loop:
+            with pathlib.Path(folder, f"batches{rank}").open("a") as log:
+                log.write(json.dumps([world, loop.step, batch.tolist()]) + "\n")
+            optimizer.zero_grad()
+            model(batch[:, None]).sum().backward()
+            optimizer.step()
+            time.sleep(0.02)
+            if pathlib.Path(folder, "end").exists() and loop.step % 50 == 0:
+                break
+        return world
+
+    def resized() -> list[tuple[int, int]]:
+        found = [event for event in run.events() if event["kind"] == "resized"]
+        return [(event["from_world_size"], event["to_world_size"]) for event in found]
+
+    run = train.submit(str(tmp_path))
+    until(lambda: run.status.step > 8, "it trains", 90)
+    agent = process.read_process(pathlib.Path(run.path) / "nodes" / "1" / "agent.json")
+    assert agent is not None
+    family = [agent.pid, *process.descendants(agent.pid)]
+    assert agent.signal(signal.SIGKILL), "the fault did not fire"
+    for pid in family[1:]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until(lambda: resized() == [(4, 2)], "it goes on with the node that is left", 30)
+    until(lambda: resized() == [(4, 2), (2, 4)], "it takes the other back", 60)
+    before = run.status.step
+    until(lambda: run.status.step > before + 5, "all train again", 60)
+    (tmp_path / "end").touch()
+    assert run.result(60) == [4, 4, 4, 4]
+    assert run.status.restarts == 1
+
+    taken: dict[int, dict[int, set[float]]] = {}
+    for rank in range(4):
+        for line in (tmp_path / f"batches{rank}").read_text().splitlines():
+            world, step, batch = json.loads(line)
+            taken.setdefault(step, {}).setdefault(world, set()).update(batch)
+    worlds = {world for each in taken.values() for world in each}
+    assert worlds == {2, 4}
+    assert sorted(taken) == list(range(max(taken) + 1)), "no step is missing"
+    order = [taken[step] for step in sorted(taken)]
+    for each in order:
+        assert all(samples == next(iter(each.values())) for samples in each.values()), "a step done again is the same"
+        assert all(len(samples) == 8 for samples in each.values())
+    for epoch in range(len(order) // 4):
+        together = [sample for each in order[4 * epoch : 4 * epoch + 4] for sample in next(iter(each.values()))]
+        assert sorted(together) == list(range(32)), f"epoch {epoch}: each sample once"
+    assert members(run) == []
