@@ -47,7 +47,9 @@ class Catalog:
         found = []
         for entry in self.entries():
             if deep and entry.state == "valid":
-                wrong = inspection.deep_problems(self._store, choose.open_checkpoint(self._store, entry.folder))
+                wrong = inspection.deep_problems(
+                    self._store, choose.open_checkpoint(self._store, entry.folder, shards=False)
+                )
                 entry = replace(entry, state="damaged", problems=tuple(wrong)) if wrong else entry
             if entry.state == "damaged":
                 found.append(entry)
@@ -97,19 +99,19 @@ class Catalog:
         found = []
         for folder in choose.committed(self._store):
             try:
-                found.append((folder, choose.open_checkpoint(self._store, folder.name)))
+                found.append((folder, choose.open_checkpoint(self._store, folder.name, shards=False)))
             except CheckpointError:
                 continue
         return found
 
-    def _open(self, step: int) -> Opened:
+    def _open(self, step: int, *, shards: bool = False) -> Opened:
         """The newest valid attempt of a step, or the error of the newest one."""
         first: CheckpointError | None = None
         for folder in choose.committed(self._store):
             if folder.step != step:
                 continue
             try:
-                return choose.open_checkpoint(self._store, folder.name)
+                return choose.open_checkpoint(self._store, folder.name, shards=shards)
             except CheckpointError as error:
                 first = first or error
         if first is not None:
@@ -141,7 +143,7 @@ class Catalog:
 
     def diff(self, first: int, second: int) -> Difference:
         """What two checkpoints hold differently."""
-        return inspection.diff(self._open(first), self._open(second))
+        return inspection.diff(self._open(first, shards=True), self._open(second, shards=True))
 
     def export(
         self,
@@ -178,7 +180,7 @@ class Catalog:
         from sgpu.checkpoint.export import Wanted, export  # needs torch
 
         wanted = Wanted(format=format, part=part, rename=rename or {}, config=config, shard_bytes=shard_bytes)
-        return export(self._store, self._open(step), os.fspath(path), wanted)
+        return export(self._store, self._open(step, shards=True), os.fspath(path), wanted)
 
     def prune(
         self,

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from sgpu.checkpoint import checksum, metadata_pickle, names, newest
+from sgpu.checkpoint import checksum, metadata_pickle, names, newest, shard_index
 from sgpu.checkpoint.manifest import Manifest
 from sgpu.checkpoint.metadata_pickle import CheckpointIndex
+from sgpu.checkpoint.shard_index import ShardFinder
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.contract.errors import (
     CheckpointCorruptError,
@@ -24,12 +25,16 @@ from sgpu.contract.errors import (
 
 @dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A committed checkpoint that passed the cheap check. `manifest` is None for a plain DCP folder (unverified)."""
+    """A committed checkpoint that passed the cheap check. `manifest` is None for a plain DCP folder (unverified).
+
+    `finder` knows of more shards than the index and the manifest, where these are too many for them.
+    """
 
     folder: str
     path: str
     index: CheckpointIndex
     manifest: Manifest | None
+    finder: ShardFinder | None = None
 
 
 def committed(store: Store) -> list[names.StepFolder]:
@@ -41,8 +46,15 @@ def committed(store: Store) -> list[names.StepFolder]:
     ]
 
 
-def open_checkpoint(store: Store, folder: str) -> Opened:
+def open_checkpoint(store: Store, folder: str, *, shards: bool = True, near: tuple[int, int] | None = None) -> Opened:
     """The cheap check.
+
+    Args:
+        store: where it is.
+        folder: of the checkpoint.
+        shards: whether it must be known where each shard lies: for that, the files of all ranks are read where they
+            are too many for one record.
+        near: this rank, of how many: where shards lie is learned as it is asked for, from the likeliest files first.
 
     Raises:
         CheckpointNotFoundError: no commit record.
@@ -52,7 +64,15 @@ def open_checkpoint(store: Store, folder: str) -> Opened:
     opened, wrong = _look(store, folder)
     for file, what in wrong:
         raise _damaged(opened.path, file, what)
-    return opened
+    if opened.manifest is None or not opened.manifest.sharded:
+        return opened
+    index = shard_index.without_shards(opened.index, opened.manifest)
+    if not shards:
+        return replace(opened, index=index)
+    finder = ShardFinder(store, folder, opened.manifest, opened.path, near)
+    if near is None:
+        index = shard_index.with_shards(index, finder)
+    return replace(opened, index=index, finder=finder)
 
 
 def problems(store: Store, folder: str) -> list[str]:
@@ -122,7 +142,7 @@ def newest_valid(store: Store) -> Opened | None:
     """The newest checkpoint that passes the cheap check."""
     for found in committed(store):
         try:
-            return open_checkpoint(store, found.name)
+            return open_checkpoint(store, found.name, shards=False)
         except CheckpointFormatError:
             raise  # older ones are not what the user means to go on from
         except CheckpointError:

@@ -6,24 +6,27 @@ waits for all of them, compares, and publishes. The others wait for the commit r
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sgpu.checkpoint import metadata_write, names, newest, ownership
-from sgpu.checkpoint.job import Echo, Row, SaveJob, echoes_from_json
+from sgpu.checkpoint import collector, metadata_write, names, newest, ownership, shard_index
+from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
 from sgpu.checkpoint.metadata_pickle import OUR_SAVE_ID, Box, CheckpointIndex, Chunk, Place, TensorInfo
 from sgpu.checkpoint.publish import check_sizes, publish
 from sgpu.checkpoint.storage import Store
-from sgpu.checkpoint.write import WrittenFile
+from sgpu.checkpoint.told import Told
 from sgpu.contract.errors import CheckpointSaveError
 
 FIRST_LOOK_SECONDS = 0.005
 LAST_LOOK_SECONDS = 0.2
+READS_AT_ONCE = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +45,14 @@ class Patience:
 
 
 def wait_for(
-    store: Store, folder: str, missing: Callable[[list[str]], Iterable[int]], patience: Patience, what: str
+    store: Store,
+    folder: str,
+    missing: Callable[[list[str]], Iterable[int]],
+    patience: Patience,
+    what: str,
+    look: Callable[[], list[str]] | None = None,
 ) -> None:
-    """Looks into the folder until no rank is missing.
+    """Looks into the folder until no rank is missing; `look` gives the names to judge by, if not all.
 
     A store tells nobody that a file appeared, so it has to be looked at: often at first, then five times a second.
 
@@ -54,16 +62,17 @@ def wait_for(
     pause, best = FIRST_LOOK_SECONDS, -1
     last = time.monotonic()
     where = f"{store.url}/{folder}"
+    look = look or (lambda: store.names(folder))
     while True:
-        found = store.names(folder)
+        found = look()
         for rank in names.told_ranks(found, "failed"):
             reason, facts = _reason(store, folder, rank)
-            raise CheckpointSaveError(reason, **{**facts, "rank": rank, "path": where})
+            raise CheckpointSaveError(reason, **{"rank": rank, **facts, "path": where})
         left = list(missing(found))
         if not left:
             return
         gone = [rank for rank in left if not patience.may_come(rank)]
-        if gone and not set(gone) - set(missing(store.names(folder))):
+        if gone and not set(gone) - set(missing(look())):
             raise CheckpointSaveError(
                 f"{where} was not committed: rank {gone[0]} ended before it handed over its share.",
                 rank=gone[0],
@@ -100,8 +109,11 @@ def _read_told(store: Store, path: str) -> dict[str, Any]:
 
 
 def tell_failed(store: Store, folder: str, rank: int, reason: str, facts: Mapping[str, Any]) -> None:
-    """Ends the others' waiting, unless one has done so already. On a full disk an empty file says it too."""
-    if names.told_ranks(store.names(folder), "failed"):
+    """Ends the others' waiting, unless one has done so already. On a full disk an empty file says it too.
+
+    Rank 0 tells it in any case: the others look for its word only.
+    """
+    if rank != 0 and names.told_ranks(store.names(folder), "failed"):
         return
     path = f"{folder}/{names.failed_name(rank)}"
     content = json.dumps({"reason": reason, "facts": dict(facts)}).encode()
@@ -109,47 +121,6 @@ def tell_failed(store: Store, folder: str, rank: int, reason: str, facts: Mappin
         store.put(path, [memoryview(content)])
     except OSError:
         store.create(path, b"")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """What one rank has written, as its done-file says. `objects` must be alike on all ranks."""
-
-    rank: int
-    view: str
-    objects: dict[str, str]
-    rows: tuple[Row, ...]
-    own_objects: tuple[str, ...]
-    files: tuple[WrittenFile, ...]
-    echoes: tuple[Echo, ...] = ()
-
-    @classmethod
-    def of(cls, job: SaveJob, written: Iterable[WrittenFile]) -> Told:
-        return cls(
-            rank=job.rank, view=job.layout.view, objects=job.objects, rows=job.layout.rows,
-            own_objects=tuple(name for name, _ in job.own_objects), files=tuple(written),
-            echoes=job.echoes,
-        )  # fmt: skip
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "rank": self.rank, "view": self.view, "objects": self.objects,
-            "rows": [row.to_json() for row in self.rows], "own_objects": self.own_objects,
-            "files": [file.to_json() for file in self.files], "echoes": self.echoes,
-        }  # fmt: skip
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Told:
-        return cls(
-            rank=value["rank"], view=value["view"], objects=value["objects"],
-            rows=tuple(map(Row.from_json, value["rows"])), own_objects=tuple(value["own_objects"]),
-            files=tuple(map(WrittenFile.from_json, value["files"])), echoes=echoes_from_json(value["echoes"]),
-        )  # fmt: skip
-
-
-def tell_done(store: Store, job: SaveJob, written: list[WrittenFile]) -> None:
-    content = json.dumps(Told.of(job, written).to_json(), separators=(",", ":")).encode()
-    store.put(f"{job.folder}/{names.done_name(job.rank)}", [memoryview(content)])
 
 
 def commit(store: Store, job: SaveJob, patience: Patience) -> Manifest:
@@ -160,20 +131,21 @@ def commit(store: Store, job: SaveJob, patience: Patience) -> Manifest:
         return sorted(set(range(job.world_size)) - set(names.told_ranks(found, "done")))
 
     wait_for(store, folder, missing, patience, "the shares of all ranks")
-    told = [
-        Told.from_json(_read_told(store, f"{folder}/{names.done_name(rank)}")) for rank in range(job.world_size)
-    ]  # fmt: skip
+    paths = [f"{folder}/{names.done_name(rank)}" for rank in range(job.world_size)]
+    with ThreadPoolExecutor(READS_AT_ONCE) as pool, collector.paused():
+        told = [Told.from_json(value) for value in pool.map(functools.partial(_read_told, store), paths)]
     where = f"{store.url}/{folder}"
     check_alike(told, where)
     index, entries = assemble(told, where)
+    sharded = shard_index.summarize(store, folder, (rank.index for rank in told if rank.index is not None), where)
     check_sizes(store, folder, entries)
     ownership.require(store, job.attempt)
 
     def clean() -> None:
-        for rank in range(job.world_size):
-            store.delete(f"{folder}/{names.done_name(rank)}")
+        store.delete_files(paths)
 
-    manifest = publish(store, folder, manifest_of(job, entries), metadata_write.encode(index, where), clean)
+    manifest = replace(manifest_of(job, entries), sharded=sharded)
+    manifest = publish(store, folder, manifest, metadata_write.encode(index, where), clean)
     newest.note(store, folder)
     return manifest
 
@@ -186,10 +158,18 @@ def manifest_of(job: SaveJob, entries: dict[str, FileEntry]) -> Manifest:
 
 
 def wait_for_commit(store: Store, job: SaveJob, patience: Patience) -> None:
-    """The other ranks' part."""
-    wait_for(
-        store, job.folder, lambda found: [] if names.METADATA in found else [0], patience, "the commit by rank 0"
-    )  # fmt: skip
+    """The other ranks' part. They ask for two files only, since thousands of them may be waiting: rank 0 tells of
+    whatever failed anywhere.
+    """
+    signs = (names.METADATA, names.failed_name(0))
+
+    def look() -> list[str]:
+        return [name for name in signs if store.size(f"{job.folder}/{name}") is not None]
+
+    def missing(found: list[str]) -> list[int]:
+        return [] if names.METADATA in found else [0]
+
+    wait_for(store, job.folder, missing, patience, "the commit by rank 0", look)
 
 
 def check_alike(told: list[Told], where: str) -> None:
@@ -237,12 +217,7 @@ def assemble(told: list[Told], where: str) -> tuple[CheckpointIndex, dict[str, F
                     Chunk(offsets=row.offsets, sizes=row.sizes)
                 )
                 places[(name, row.offsets)] = Place(file=shard, offset=span.offset, size_bytes=span.size_bytes)
-            items.append(
-                Item(
-                    name=row.names[0], offset=span.offset, size_bytes=span.size_bytes, crc32c=span.crc32c,
-                    data_offset=span.offset + row.head_bytes, data_bytes=row.data_bytes,
-                )
-            )  # fmt: skip
+            items.append(shard_index.item_of(row, span))
         for name, span in zip(rank.own_objects, spans[len(rank.rows) :], strict=True):
             objects.add(name)
             places[(name, None)] = Place(file=shard, offset=span.offset, size_bytes=span.size_bytes)
@@ -250,6 +225,8 @@ def assemble(told: list[Told], where: str) -> tuple[CheckpointIndex, dict[str, F
         for name, file in files.items():
             kept = tuple(items) if name == shard else ()
             entries[name] = FileEntry(size_bytes=file.size_bytes, crc32c=file.crc32c, items=kept)
+        if rank.index is not None:
+            entries[rank.index.name] = rank.index.entry
     tensors = {
         name: TensorInfo(dtype=dtype, shape=shape, chunks=tuple(chunks))
         for name, (dtype, shape, chunks) in shapes.items()

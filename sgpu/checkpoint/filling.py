@@ -17,20 +17,24 @@ def overlaps(reader: ItemReader, name: str, tensor: torch.Tensor) -> list[tuple[
 
     Raises CheckpointCorruptError where the saved chunks do not cover it.
     """
-    wanted, info = local_chunk(tensor), reader.tensor(name)
-    found = []
-    for chunk in info.chunks:
-        both = overlap(chunk, wanted)
-        if both is not None:
-            found.append((chunk, *both))
-    needed, held = math.prod(wanted.sizes), sum(math.prod(lengths) for *_, lengths in found)
-    if held != needed:
-        raise CheckpointCorruptError(
-            f"{reader.opened.path} is damaged: it holds {held} of {needed} elements of {name}.",
-            path=reader.opened.path,
-            tensor=name,
-        )
-    return found
+    wanted = local_chunk(tensor)
+    needed, held = math.prod(wanted.sizes), 0
+    while True:
+        found = [
+            (chunk, *both)
+            for chunk in reader.tensor(name).chunks
+            if (both := overlap(chunk, wanted)) is not None
+        ]  # fmt: skip
+        held = sum(math.prod(lengths) for *_, lengths in found)
+        if held == needed:
+            return found
+        if held > needed or not reader.widen():
+            break
+    raise CheckpointCorruptError(
+        f"{reader.opened.path} is damaged: it holds {held} of {needed} elements of {name}.",
+        path=reader.opened.path,
+        tensor=name,
+    )
 
 
 def fill(reader: ItemReader, name: str, tensor: torch.Tensor) -> None:

@@ -15,6 +15,7 @@ from sgpu.checkpoint import commit, ownership, retention, trouble
 from sgpu.checkpoint.commit import Patience
 from sgpu.checkpoint.job import SaveJob
 from sgpu.checkpoint.storage import Store
+from sgpu.checkpoint.told import tell_done
 from sgpu.checkpoint.write import WrittenFile, write_share
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
@@ -61,7 +62,7 @@ def _write_and_commit(
     written = write_share(store, memory, job.folder, job.rank, job.files)
     on_written(written)
     failpoint("checkpoint.shard_written", job.rank)
-    commit.tell_done(store, job, written)
+    tell_done(store, job, written)
     failpoint("checkpoint.done", job.rank)
     if job.rank == 0:
         commit.commit(store, job, patience)

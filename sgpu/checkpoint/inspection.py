@@ -70,14 +70,16 @@ class Difference:
 
 
 def inspect(store: Store, opened: Opened, step: int) -> Inspection:
+    manifest = opened.manifest
+    sharded = manifest.sharded if manifest else {}
     tensors = tuple(
         TensorEntry(
-            name=name, dtype=info.dtype, shape=info.shape, shards=len(info.chunks),
+            name=name, dtype=info.dtype, shape=info.shape,
+            shards=sharded[name].shards if name in sharded else len(info.chunks),
             size_bytes=math.prod(info.shape) * _ITEM_BYTES.get(info.dtype, 1),
         )
         for name, info in sorted(opened.index.tensors.items())
     )  # fmt: skip
-    manifest = opened.manifest
     files = {place.file: 0 for place in opened.index.places.values()}
     size = manifest.size_bytes if manifest else sum(store.size(f"{opened.folder}/{f}") or 0 for f in files)
     return Inspection(
@@ -138,6 +140,8 @@ def _checksums(opened: Opened) -> dict[str, dict[Any, int]]:
     if opened.manifest is None:
         return {}
     at = {(file, item.offset): item.crc32c for file, e in opened.manifest.files.items() for item in e.items}
+    if opened.finder is not None:
+        at.update({place: item.crc32c for place, item in opened.finder.items.items()})
     found: dict[str, dict[Any, int]] = {}
     for (name, offsets), place in opened.index.places.items():
         value = at.get((place.file, place.offset))

@@ -67,7 +67,7 @@ def _entry(store: Store, folder: names.StepFolder, *, committed: bool, alive: bo
     if not committed:
         return Entry(state="being written" if alive else "abandoned", **known)
     try:
-        opened = choose.open_checkpoint(store, folder.name)
+        opened = choose.open_checkpoint(store, folder.name, shards=False)
     except CheckpointFormatError as error:
         return Entry(state="newer format", problems=(str(error),), **known)
     except CheckpointError:

@@ -47,22 +47,27 @@ class Layout:
     Attributes:
         id: differs where the layout does.
         view: a digest of names, shapes and dtypes; the same on all ranks, or the save is refused.
+        tensors: in the state of all ranks together.
     """
 
     id: str
     view: str
     rows: tuple[Row, ...]
+    tensors: int = 0
 
     @property
     def size_bytes(self) -> int:
         return sum(row.size_bytes for row in self.rows)
 
     def to_json(self) -> dict[str, Any]:
-        return {"id": self.id, "view": self.view, "rows": [row.to_json() for row in self.rows]}
+        return {
+            "id": self.id, "view": self.view, "tensors": self.tensors, "rows": [row.to_json() for row in self.rows],
+        }  # fmt: skip
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Layout:
-        return cls(id=value["id"], view=value["view"], rows=tuple(map(Row.from_json, value["rows"])))
+        rows = tuple(map(Row.from_json, value["rows"]))
+        return cls(id=value["id"], view=value["view"], tensors=value["tensors"], rows=rows)
 
 
 Echo = tuple[str, Box, int]

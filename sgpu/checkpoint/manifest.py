@@ -17,6 +17,7 @@ from sgpu.checkpoint import checksum, collector, names
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointFormatError
 
 FORMAT = "sgpu.checkpoint/1"
+WITH_INDEX_FILES = "sgpu.checkpoint/2"  # shards are listed by each rank's own file
 _HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
 
 
@@ -43,9 +44,18 @@ class FileEntry:
     items: tuple[Item, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharded:
+    """A tensor whose shards are listed by the ranks' own files."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    shards: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """`step` is None for a plain `dcp.save` into a folder whose name says none."""
+    """`step` is None for a plain `dcp.save` into a folder whose name says none. `sharded`: see shard_index."""
 
     step: int | None
     attempt: int
@@ -55,14 +65,16 @@ class Manifest:
     versions: dict[str, str] = field(default_factory=dict)
     run_id: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict)
+    sharded: dict[str, Sharded] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.files.values())
 
     def to_bytes(self) -> bytes:
+        sharded = {name: [tensor.dtype, tensor.shape, tensor.shards] for name, tensor in self.sharded.items()}
         value = {
-            "format": FORMAT,
+            "format": WITH_INDEX_FILES if self.sharded else FORMAT,
             "step": self.step,
             "attempt": self.attempt,
             "world_size": self.world_size,
@@ -70,6 +82,7 @@ class Manifest:
             "versions": self.versions,
             "run_id": self.run_id,
             "metadata": self.metadata,
+            **({"sharded": sharded} if sharded else {}),
             "files": {name: file_to_json(entry) for name, entry in sorted(self.files.items())},
         }
         rest = json.dumps(value, separators=(",", ":"), allow_nan=True).encode()[1:]
@@ -99,7 +112,7 @@ class Manifest:
 
     @classmethod
     def _from_json(cls, value: dict[str, Any], where: str) -> Manifest:
-        if value.get("format") != FORMAT:
+        if value.get("format") not in (FORMAT, WITH_INDEX_FILES):
             _refuse_newer(str(value.get("format")), where)
             raise CheckpointCorruptError(
                 f"{where}/{names.MANIFEST}: expected format {FORMAT!r}, found {value.get('format')!r}. "
@@ -115,20 +128,24 @@ class Manifest:
             versions=value["versions"],
             run_id=value["run_id"],
             metadata=value["metadata"],
+            sharded={
+                name: Sharded(dtype=dtype, shape=tuple(shape), shards=shards)
+                for name, (dtype, shape, shards) in value.get("sharded", {}).items()
+            },
             files={name: file_from_json(entry) for name, entry in value["files"].items()},
         )
 
 
 def _refuse_newer(found: str, where: str) -> None:
-    known, number = FORMAT.split("/"), found.rpartition("/")[2]
+    known, number = WITH_INDEX_FILES.split("/"), found.rpartition("/")[2]
     if found.startswith(f"{known[0]}/") and number.isdecimal() and int(number) > int(known[1]):
         raise CheckpointFormatError(
-            f"{where} was written in the format {found!r}, by a newer sgpu; this one knows {FORMAT!r}. Load it with "
-            "the version that wrote it (pip install --upgrade sgpu); it was left as it is.",
+            f"{where} was written in the format {found!r}, by a newer sgpu; this one knows {WITH_INDEX_FILES!r}. "
+            "Load it with the version that wrote it (pip install --upgrade sgpu); it was left as it is.",
             path=where,
             file=names.MANIFEST,
             found=found,
-            known=FORMAT,
+            known=WITH_INDEX_FILES,
             missing=[],
             unexpected=[],
             different=[found],

@@ -10,11 +10,11 @@ from typing import Literal
 from sgpu.checkpoint import commit
 from sgpu.checkpoint import survey as survey_module
 from sgpu.checkpoint.choose import Opened
-from sgpu.checkpoint.commit import Told
 from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.sources import Region
 from sgpu.checkpoint.storage import Store
 from sgpu.checkpoint.survey import Inventory, Plan
+from sgpu.checkpoint.told import Told
 from sgpu.checkpoint.writers import Image, Writer
 from sgpu.contract.errors import CheckpointError
 

@@ -63,6 +63,10 @@ def shard_name(rank: int, index: int = 0) -> str:
     return f"__{rank}_{index}{SHARD_SUFFIX}"
 
 
+def index_file(rank: int) -> str:
+    return f"__{rank}.index"
+
+
 def rank_file(rank: int) -> str:
     return f"rank-{rank}.pt"
 

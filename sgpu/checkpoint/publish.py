@@ -14,8 +14,11 @@ from sgpu.contract.failpoint import failpoint
 
 def check_sizes(store: Store, folder: str, files: dict[str, FileEntry]) -> None:
     """Raises CheckpointSaveError unless each file is there with the bytes that were written."""
+    sizes = store.sizes(folder)
     for name, entry in files.items():
-        found = store.size(f"{folder}/{name}" if folder else name)
+        found = sizes.get(name)
+        if found != entry.size_bytes:  # a listing may be late
+            found = store.size(f"{folder}/{name}" if folder else name)
         if found != entry.size_bytes:
             raise CheckpointSaveError(
                 f"{store.url}/{folder}: {entry.size_bytes} bytes of {name} were written, {found or 'none'} are there. "

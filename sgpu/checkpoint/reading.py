@@ -46,6 +46,8 @@ class ItemReader:
         if opened.manifest is not None:
             for file, entry in opened.manifest.files.items():
                 self._items.update({(file, item.offset): item for item in entry.items})
+        if opened.finder is not None:
+            self._items.update(opened.finder.items)
 
     def __enter__(self) -> ItemReader:
         return self
@@ -165,6 +167,12 @@ class ItemReader:
         if place is None:
             raise self.sources.damaged("", key[0], f"its record of {key[0]} at {key[1]} is missing")
         return place
+
+    def widen(self) -> bool:
+        """Learns where more shards lie; False where all are known."""
+        new = self.opened.finder.more(self.opened.index) if self.opened.finder is not None else None
+        self._items.update(new or {})
+        return new is not None
 
     def tensor(self, name: str) -> TensorInfo:
         return self.opened.index.tensors[name]

@@ -8,7 +8,7 @@ import pathlib
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import fsspec
@@ -22,6 +22,7 @@ ATTEMPTS = 5
 FIRST_WAIT_SECONDS = 0.2
 # An operation that failed is not tried again after so long. The client libraries retry besides, on their own.
 PATIENCE_SECONDS = 10.0
+FEW_FILES = 20
 IN_MEMORY_BYTES = 64 * 2**20
 # An operation that takes longer than this, and its bytes at this rate, has stalled: it is given up, and tried again.
 STALL_SECONDS = 60.0
@@ -232,6 +233,18 @@ class FsspecStore:
     def delete(self, path: str) -> None:
         try:
             self._retry(lambda: self._call("rm_file", self._path(path)))
+        except FileNotFoundError:
+            return
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        if len(paths) < FEW_FILES:
+            for path in paths:
+                self.delete(path)
+            return
+        inside = set(self.names(paths[0].rpartition("/")[0]))
+        there = [self._path(path) for path in paths if path.rpartition("/")[2] in inside]
+        try:
+            self._retry(lambda: self._call("rm", there))
         except FileNotFoundError:
             return
 

@@ -142,7 +142,8 @@ class Restorer:
 
         def compare() -> _Verdict:
             nonlocal attempt, shared
-            opened = in_memory.opened if in_memory else choose.open_checkpoint(self._store, candidate.folder)
+            near = (self._ranks.rank, self._ranks.world_size)
+            opened = in_memory.opened if in_memory else choose.open_checkpoint(self._store, candidate.folder, near=near)
             reader = stack.enter_context(
                 ItemReader(self._store, opened, in_memory.regions if in_memory else (), threads=self._ranks.threads)
             )
@@ -247,7 +248,7 @@ class Restorer:
         )
 
     def per_rank_state(self, folder: str, rank: int) -> dict[str, Any]:
-        with ItemReader(self._store, choose.open_checkpoint(self._store, folder)) as reader:
+        with ItemReader(self._store, choose.open_checkpoint(self._store, folder, shards=False)) as reader:
             manifest = reader.opened.manifest
             if manifest is None or names.rank_file(rank) not in manifest.files:
                 world = manifest.world_size if manifest else 0

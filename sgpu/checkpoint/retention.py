@@ -24,7 +24,7 @@ def candidates(
     for folder in choose.committed(store):
         metadata = None
         try:
-            opened = choose.open_checkpoint(store, folder.name)
+            opened = choose.open_checkpoint(store, folder.name, shards=False)
             metadata = opened.manifest.metadata if opened.manifest else {}
         except CheckpointFormatError:
             foreign.add(folder.name)

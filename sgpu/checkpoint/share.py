@@ -119,7 +119,12 @@ def plan(tensors: dict[str, Held], rank: int, world_size: int) -> Share:
     view = _view(candidates)
     return Share(
         slots=tuple(slots),
-        layout=Layout(id=f"{view}-{checksum.text(checksum.of(repr(rows).encode()))}", view=view, rows=rows),
+        layout=Layout(
+            id=f"{view}-{checksum.text(checksum.of(repr(rows).encode()))}",
+            view=view,
+            rows=rows,
+            tensors=len(candidates),
+        ),
         echoes=tuple(_slot(candidate, 0) for candidate in candidates if candidate.echo),
     )
 

@@ -10,7 +10,7 @@ import os
 import pathlib
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from sgpu.checkpoint import unbuffered
@@ -53,6 +53,9 @@ class Store(Protocol):
 
     def delete(self, path: str) -> None:
         """Removes a file; an absent one is fine."""
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Removes files of one folder, many at once; absent ones are fine."""
 
     def delete_folder(self, folder: str) -> None:
         """Removes a folder and all in it; an absent one is fine."""
@@ -183,6 +186,13 @@ class PosixStore:
         target.unlink(missing_ok=True)
         if target.parent.is_dir():
             atomic.sync_folder(target.parent)
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        for path in paths:
+            (self._root / path).unlink(missing_ok=True)
+        for folder in {(self._root / path).parent for path in paths}:
+            if folder.is_dir():
+                atomic.sync_folder(folder)
 
     def delete_folder(self, folder: str) -> None:
         try:

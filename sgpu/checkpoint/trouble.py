@@ -26,7 +26,7 @@ _ADVICE: Mapping[int, str] = {
 }  # fmt: skip
 _GOES_ON = "Earlier checkpoints are untouched: run.resume(), or the same call again, goes on from the newest."
 _NOT_SAVED = " was not saved: "
-_FACTS = ("unrecoverable", "errno", "needed_bytes", "free_bytes")
+_FACTS = ("rank", "unrecoverable", "errno", "needed_bytes", "free_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)

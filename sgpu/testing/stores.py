@@ -8,13 +8,13 @@ import pathlib
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from sgpu.checkpoint.storage import Observe, Store
 
 Fault = Literal["error", "full", "short", "lost", "crash", "torn"]
-WRITING = frozenset({"put", "create", "delete", "delete_folder"})
+WRITING = frozenset({"put", "create", "delete", "delete_files", "delete_folder"})
 READING = frozenset({"names", "size", "sizes", "read"})
 
 
@@ -149,6 +149,11 @@ class FaultyStore:
         self._inner.delete(path)
         self._after(lost, "delete", path)
 
+    def delete_files(self, paths: Sequence[str]) -> None:
+        lost = self._simple("delete_files", " ".join(paths))
+        self._inner.delete_files(paths)
+        self._after(lost, "delete_files", " ".join(paths))
+
     def delete_folder(self, folder: str) -> None:
         lost = self._simple("delete_folder", folder)
         self._inner.delete_folder(folder)
@@ -179,6 +184,7 @@ class GateStore:
         self.read = inner.read
         self.create = inner.create
         self.delete = inner.delete
+        self.delete_files = inner.delete_files
         self.delete_folder = inner.delete_folder
 
     @property
@@ -216,6 +222,7 @@ class LateListingStore:
         self.put = inner.put
         self.create = inner.create
         self.delete = inner.delete
+        self.delete_files = inner.delete_files
         self.delete_folder = inner.delete_folder
 
     def catch_up(self) -> None:

@@ -94,7 +94,8 @@ def look_at(store: Store, opened: Opened, name: str) -> Values:
 def _items(opened: Opened) -> dict[tuple[str, int], Item]:
     if opened.manifest is None:
         return {}
-    return {(file, item.offset): item for file, entry in opened.manifest.files.items() for item in entry.items}
+    found = {(file, item.offset): item for file, entry in opened.manifest.files.items() for item in entry.items}
+    return found | opened.finder.items if opened.finder is not None else found
 
 
 def _whole(store: Store, opened: Opened, name: str, place: Place, item: Item | None) -> bytes:
