@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import os
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -21,12 +23,16 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from sgpu.checkpoint import dtypes, values
+from sgpu.checkpoint import dtypes, together, values
 from sgpu.checkpoint.choose import Opened, open_checkpoint
 from sgpu.checkpoint.metadata_pickle import CheckpointIndex, Chunk
+from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.reading import ItemReader, Key
 from sgpu.checkpoint.storage import Store, open_store
 from sgpu.contract.errors import CheckpointError, CheckpointMismatchError
+
+# Ranks that share what they read wait so long for each other.
+TIMEOUT_SECONDS = 600.0
 
 
 class VolumeReader(StorageReader):
@@ -39,12 +45,15 @@ class VolumeReader(StorageReader):
     Args:
         url: folder or URL of this one checkpoint; None where `checkpoint_id` is given to `dcp.load`.
         cast: allow a tensor to be loaded into one of another dtype, which may lose bits.
+        share: all ranks of torch.distributed call `dcp.load` together (not a part of them): what all of them need is
+            then read, and checked, by one of them, and passed on, instead of once by each.
     """
 
-    def __init__(self, url: str | os.PathLike[str] | None = None, *, cast: bool = False) -> None:
+    def __init__(self, url: str | os.PathLike[str] | None = None, *, cast: bool = False, share: bool = False) -> None:
         self._store: Store | None = None
         self._opened: Opened | None = None
         self._cast = cast
+        self._share = share
         self.reset(url)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -79,11 +88,21 @@ class VolumeReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        with ItemReader(self._place(), self._checkpoint()) as reader:
-            if not self._cast:
-                for item in plan.items:
+        wanted = [_key(item) for item in plan.items]
+        with ExitStack() as stack:
+            reader = stack.enter_context(ItemReader(self._place(), self._checkpoint()))
+
+            def check() -> None:
+                for item in () if self._cast else plan.items:
                     self._check_dtype(reader, item, planner)
-            reader.verify(_key(item) for item in plan.items)
+
+            if self._share and dist.is_initialized():
+                ranks = Ranks(dist.get_rank(), dist.get_world_size(), TIMEOUT_SECONDS)
+                stack.callback(ranks.close)
+                together.prepare(ranks, reader, wanted, check, stack)
+            else:
+                check()
+                reader.verify(wanted)
             for item in plan.items:
                 if item.type == LoadItemType.BYTE_IO:
                     self._load_object(reader, item, planner)

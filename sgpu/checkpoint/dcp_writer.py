@@ -57,6 +57,16 @@ class VolumeWriter(StorageWriter):
             self._store = open_store(checkpoint_id)
         self._save_id = f"{metadata_pickle.OUR_SAVE_ID} {uuid.uuid4()}"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """It goes to the process that saves (`AsyncCheckpointerType.PROCESS`)."""
+        if self._store is not None and self._store.url.startswith("memory:"):
+            raise CheckpointError(
+                f"{self._store.url} is in the memory of this process: what another process saves there could never be "
+                "loaded. Save to a folder or an object store, or from a thread of this process.",
+                path=self._store.url,
+            )
+        return self.__dict__
+
     @property
     def checkpoint_id(self) -> str:
         return self._place().url

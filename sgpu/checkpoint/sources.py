@@ -95,8 +95,6 @@ class Sources:
         if memory is not None:
             target[:] = memory
             return
-        if file in self._regions:
-            raise self.damaged(file, name, f"it ends before byte {offset + target.nbytes}")
         if self.remote and target.nbytes >= BLOCK_BYTES:
             content = self._store.read(self._prefix + file, offset, target.nbytes)
             if len(content) != target.nbytes:
@@ -119,7 +117,7 @@ class Sources:
         wanted = {
             (file, block)
             for file, offset, size in ranges
-            if size and file not in self._regions
+            if size and self.view(file, offset, size) is None
             for block in range(offset // BLOCK_BYTES, -(-(offset + size) // BLOCK_BYTES))
         } - self._blocks
         if not wanted:

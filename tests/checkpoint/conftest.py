@@ -117,6 +117,12 @@ def helper(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     assert process.wait(60) in (0, -9)
 
 
+@pytest.fixture
+def free_port() -> int:
+    (port,) = _free_ports(1)
+    return port
+
+
 @dataclass(frozen=True, kw_only=True)
 class S3:
     """A real S3 server on loopback."""
