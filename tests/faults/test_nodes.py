@@ -106,7 +106,7 @@ def test_whatever_is_lost_the_run_ends_as_the_undisturbed_one(
         run.result(200)
     until(lambda: members(run) == [], "no process outlives its controller", 30)
     warnings = [event["message"] for event in run.events() if event["kind"] == "warning"]
-    assert any("node 1 has lost its controller (its connection was closed)" in message for message in warnings)
+    assert any(message.startswith("node 1 has lost its controller (its connection") for message in warnings)
     results = run.resume().result(120)
 
     fired = [(record["generation"], record["fault"]) for record in read_all(disturbed / "fired")]
