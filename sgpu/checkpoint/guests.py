@@ -120,8 +120,7 @@ class Guests:
             newest = max(self._generation, known.job.generation if known is not None else 0)
             if job.generation < newest:
                 raise PeerError(f"stale generation {job.generation}: this run is at generation {newest}")
-            if known is None and len(self._images) >= self._most:
-                raise PeerError(f"images of {self._most} ranks are kept here already ({sorted(self._images)})")
+            self._giving_way(job)
             spare, self._spare = self._spare, None
         segment = spare if spare is not None else Segment()
         try:
@@ -138,16 +137,33 @@ class Guests:
             PeerError: a newer generation's has come in meanwhile.
         """
         job = incoming.job
-        with self._lock:
-            known = self._images.get(job.rank)
-            stale = job.generation < max(self._generation, known.job.generation if known is not None else 0)
-            if not stale:
+        leaving: _Guest | None = None
+        try:
+            with self._lock:
+                known = self._images.get(job.rank)
+                if job.generation < max(self._generation, known.job.generation if known is not None else 0):
+                    raise PeerError(f"stale generation {job.generation}")
+                leaving = self._images.pop(self._giving_way(job), None)
                 self._images[job.rank] = _Guest(url=url, job=job, written=written, segment=incoming.segment)
-        if stale:
+        except PeerError:
             self.drop(incoming)
-            raise PeerError(f"stale generation {job.generation}")
-        if known is not None:
-            self._put_aside(known.segment, lent=known.lent)
+            raise
+        if leaving is not None:
+            self._put_aside(leaving.segment, lent=leaving.lent)
+
+    def _giving_way(self, job: SaveJob) -> int:
+        """The rank whose image goes for this one: its own earlier one; else, where all places are taken, one that an
+        earlier generation left, whose ranks had other numbers.
+
+        Raises:
+            PeerError: there is none.
+        """
+        if job.rank in self._images or len(self._images) < self._most:
+            return job.rank
+        rank = min(self._images, key=lambda rank: self._images[rank].job.generation)
+        if self._images[rank].job.generation >= job.generation:
+            raise PeerError(f"images of {self._most} ranks are kept here already ({sorted(self._images)})")
+        return rank
 
     def drop(self, incoming: Incoming) -> None:
         """It did not come in whole."""

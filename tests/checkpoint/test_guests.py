@@ -16,13 +16,13 @@ PLENTY = 2**40
 SIZE = 3_000_000
 
 
-def job(rank: int = 0, *, folder: str = "step-00000001") -> SaveJob:
+def job(rank: int = 0, *, folder: str = "step-00000001", generation: int = 0) -> SaveJob:
     row = Row(
         names=("w",), dtype="uint8", shape=(SIZE,), offsets=(0,), sizes=(SIZE,), head_bytes=0, data_bytes=SIZE,
         size_bytes=SIZE,
     )  # fmt: skip
     return SaveJob(
-        folder=folder, step=1, attempt=0, generation=0, rank=rank, world_size=2,
+        folder=folder, step=1, attempt=0, generation=generation, rank=rank, world_size=2,
         layout=Layout(id="1", view="1", rows=(row,)), objects={}, rank_bytes=150,
     )  # fmt: skip
 
@@ -47,6 +47,31 @@ def test_memory_is_bounded() -> None:
     guests = Guests(1, lambda: SIZE)
     with pytest.raises(PeerError, match=r"no room: 3000150 more bytes are needed, 3000000 are free"):
         guests.admit(job())
+
+
+def test_what_an_earlier_generation_left_gives_way_to_ranks_of_other_numbers() -> None:
+    """The world was resized: node 1 has the ranks 1 and 2 now, where it had 2 and 3."""
+    guests = Guests(2, lambda: PLENTY)
+    for rank in (2, 3):
+        guests.keep("u", _filled(guests.admit(job(rank))), [])
+    first = guests.admit(job(1, generation=1))
+    assert _held(guests) == [(2, 0), (3, 0)]  # until the new one is complete
+    guests.keep("u", _filled(first), [])
+    guests.keep("u", _filled(guests.admit(job(2, generation=1))), [])
+    assert (1, 1) in _held(guests)
+    assert (2, 1) in _held(guests)
+    assert len(_held(guests)) == 2
+    with pytest.raises(PeerError, match=r"images of 2 ranks are kept here already \(\[1, 2\]\)"):
+        guests.admit(job(5, generation=1))
+
+
+def _held(guests: Guests) -> list[tuple[int, int]]:
+    """Rank and generation of each."""
+    found = []
+    for loan in guests.lend("u"):
+        found.append((loan.job.rank, loan.job.generation))
+        loan.segment.close()
+    return found
 
 
 def test_memory_that_was_lent_is_not_written_again() -> None:
