@@ -6,8 +6,12 @@ import pathlib
 from collections.abc import Callable
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.api import CheckpointException
 
-from sgpu.checkpoint import Catalog, find_latest_valid
+from sgpu.checkpoint import Catalog, VolumeReader, find_latest_valid, shard_index
 from sgpu.contract.errors import CheckpointCorruptError
 
 # Shards, and tensors that one rank writes whole; every checkpoint counts as one of too many shards.
@@ -114,3 +118,27 @@ def test_a_damaged_file_of_one_rank_is_noticed(how: str, root: pathlib.Path) -> 
     assert "__1.index" in told.problems[0]
     with pytest.raises(CheckpointCorruptError, match=r"__1\.index"):
         Catalog(root).diff(1, 1)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_reads_it_through_us_and_by_itself_says_what_is_missing(root: pathlib.Path) -> None:
+    kept = torch.load(f"{root}.pt")
+    live = {"model.0.weight": torch.zeros(10, 6), "box.w": torch.zeros(5)}
+    dcp.load(live, storage_reader=VolumeReader(root / "step-00000001"))
+    assert torch.equal(live["model.0.weight"], kept["0.weight"])
+    assert live["box.w"].eq(3).all()
+    whole = {"box.w": torch.zeros(5)}
+    dcp.load(whole, storage_reader=FileSystemReader(root / "step-00000001"))
+    assert whole["box.w"].eq(3).all()
+    with pytest.raises(CheckpointException, match=r"Missing key in checkpoint state_dict: model\.0\.weight"):
+        dcp.load(live, storage_reader=FileSystemReader(root / "step-00000001"))
+
+
+def test_neighbours_are_asked_before_others_and_each_once() -> None:
+    groups = list(shard_index._groups(100, (3, 100)))
+    assert groups[0] == [3]
+    assert groups[1] == [0, 1, 2, *range(4, 12)]
+    assert sorted(rank for group in groups for rank in group) == list(range(100))
+    assert list(shard_index._groups(1, (0, 4))) == [[0]]
+    assert next(iter(shard_index._groups(100, (1, 4)))) == [25]
+    assert list(shard_index._groups(3, None)) == [[0, 1, 2]]
