@@ -11,6 +11,7 @@ litdata, accelerate); what it lacks is left out. `python -m tests.benchmarks.ben
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
@@ -30,11 +31,16 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
+    return measure(list(PEERS), far=2_000 if quick else 100_000)
+
+
+def measure(names: list[str], *, far: int) -> list[dict[str, Any]]:
+    """A row for each; `far`: batches before the second moment that is gone on from."""
     found = _ask({})
     told = next(line for line in found.splitlines() if line.startswith("VERSIONS "))
     installed: dict[str, str | None] = json.loads(told.removeprefix("VERSIONS "))
     rows: list[dict[str, Any]] = []
-    for name in PEERS:
+    for name in names:
         if installed[name] is None:
             rows.append({"loader": name, "version": "not installed"})
             continue
@@ -43,7 +49,7 @@ def run(quick: bool) -> list[dict[str, Any]]:
             row |= _exactness(name, folder)
         with tempfile.TemporaryDirectory(prefix="sgpu-peers-") as folder:
             try:
-                row |= _seconds(name, folder, 100, 2_000 if quick else 100_000)
+                row |= _seconds(name, folder, 100, far)
             except subprocess.TimeoutExpired:
                 row["seconds near"] = f"its data were not written within {SECONDS:g} s"
         rows.append(row)
@@ -83,16 +89,22 @@ def _seconds(name: str, folder: str, near: int, far: int) -> dict[str, float | s
         life = Life(
             peer=name, folder=folder, name=f"at{at}", samples=samples, world=1, rank=0, workers=0, stop=at
         )  # fmt: skip
-        _, problem = _live(life)
+        found, problem = _live(life)
+        if found is None:
+            return {**_told(taken, near), "constant": f"batch {at} is not reached: {problem}"}
         rounds = []
         for number in range(3):
             again = dataclasses.replace(life, name=f"from{at}.{number}", after=life.name, stop=1)
             found, problem = _live(again)
             if found is None:
-                return {"seconds near": f"fails: {problem}"}
+                return {**_told(taken, near), "constant": f"fails: {problem}"}
             rounds.append(json.loads(again.path("seen").read_text())[0])
         taken[at] = sorted(rounds)[1]
-    return {"seconds near": taken[near], "seconds far": taken[far], "constant": taken[far] / taken[near]}
+    return {**_told(taken, near), "seconds far": taken[far], "constant": taken[far] / taken[near]}
+
+
+def _told(taken: dict[int, float], near: int) -> dict[str, float | str]:
+    return {"seconds near": taken[near]} if near in taken else {}
 
 
 def _live(life: Life) -> tuple[list[int] | None, str]:
@@ -171,4 +183,8 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    print(markdown(run("--quick" in sys.argv)))
+    parser = argparse.ArgumentParser(description="Prints Markdown.")
+    parser.add_argument("names", nargs="*", metavar="loader", help=f"of {', '.join(PEERS)}; none: all")
+    parser.add_argument("--far", type=int, default=100_000, help="batches before the far moment")
+    asked = parser.parse_args()
+    print(markdown(measure(asked.names or list(PEERS), far=asked.far)))
