@@ -58,9 +58,13 @@ def prune_root(
 def abandoned(
     store: Store, root: list[str], committed: Collection[str], alive: Collection[int]
 ) -> Iterator[names.StepFolder]:
-    """Folders of saves that were begun, by an engine that is gone, and never committed."""
+    """Folders of saves that were begun, by an engine that is gone, and never committed.
+
+    An attempt beyond all claims is about to be claimed: other ranks may write before rank 0 has.
+    """
+    newest = max(names.claims(root), default=-1)
     for folder in names.step_folders(root):
-        over = folder.attempt not in alive  # whoever writes has claimed its attempt before
+        over = folder.attempt not in alive and folder.attempt <= newest
         if folder.name not in committed and over and _is_ours(store, folder):
             yield folder
 

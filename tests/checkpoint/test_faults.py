@@ -161,3 +161,21 @@ def test_an_unwatched_failure_is_not_a_plain_success(run_ranks: Callable[..., An
     assert ended.code == 1
     assert "CheckpointSaveError" in ended.err
     assert "No space left" in ended.err
+
+
+def test_what_a_rank_that_is_ahead_has_begun_is_not_cleared_away(tmp_path: pathlib.Path) -> None:
+    """It may write for an attempt before rank 0 has claimed it, while rank 0 still prunes after the save before."""
+    box = {"w": torch.ones(9)}
+    ahead = tmp_path / "step-00000002.a1"
+    with Checkpointer(CheckpointPolicy(keep_last=1), {"box": box}, store=PosixStore(tmp_path)) as checkpointer:
+        checkpointer.save(1)
+        checkpointer.wait()
+        ahead.mkdir()
+        (ahead / ".done-1.json").write_text("{}")
+        checkpointer.save(2)
+        checkpointer.wait()
+        assert (ahead / ".done-1.json").exists()
+        assert not (tmp_path / "step-00000001").exists()
+    with Checkpointer(CheckpointPolicy(keep_last=1), {"box": box}, store=PosixStore(tmp_path)) as checkpointer:
+        checkpointer.save(3)  # a later attempt: the other's is over
+    assert not ahead.exists()
