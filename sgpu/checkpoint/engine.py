@@ -131,10 +131,13 @@ class Checkpointer:
     ) -> None:
         self.close()
 
-    def restore(self) -> Restored | None:
+    def restore(self, *, before: int | None = None) -> Restored | None:
         """Puts the newest valid checkpoint into the live objects; all ranks take the same one.
 
         A damaged one is passed over by all ranks together, reported in `Restored.skipped`, and left on disk.
+
+        Args:
+            before: only those of earlier steps.
 
         Returns:
             None where nothing was ever committed.
@@ -147,7 +150,7 @@ class Checkpointer:
         self.wait()
         restorer = Restorer(self._store, self._parts, self._per_rank, self._ranks)
         self._stager.forget()  # what is read for several ranks lies in its segment for a while
-        restored = restorer.restore(self._writer)
+        restored = restorer.restore(self._writer, before=before)
         if restored is not None:
             self._restored_from = restored.path.rpartition("/")[2]
             self._damaged = frozenset(skipped.path.rpartition("/")[2] for skipped in restored.skipped)

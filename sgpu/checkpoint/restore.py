@@ -68,11 +68,13 @@ class Restorer:
         self._per_rank = per_rank
         self._ranks = ranks
 
-    def restore(self, writer: Writer) -> Restored | None:
+    def restore(self, writer: Writer, *, before: int | None = None) -> Restored | None:
         started = time.monotonic()
         skipped: list[Skipped] = []
         with ExitStack() as stack:
-            return self._restore_first(self._newest_first(writer, stack), writer, started, skipped)
+            candidates = self._newest_first(writer, stack)
+            wanted = [each for each in candidates if before is None or _order(each.folder).step < before]
+            return self._restore_first(wanted, writer, started, skipped)
 
     def _newest_first(self, writer: Writer, stack: ExitStack) -> list[_Candidate]:
         """What is committed, and before it what memory holds, if that is not older."""

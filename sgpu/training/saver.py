@@ -7,6 +7,7 @@ from typing import Any
 
 from sgpu.checkpoint import Checkpointer
 from sgpu.checkpoint.reports import Restored, SaveReport
+from sgpu.contract.errors import PositionError
 from sgpu.contract.policies import CheckpointPolicy
 from sgpu.training.agreement import Agreement
 from sgpu.training.cadence import Cadence
@@ -42,13 +43,30 @@ class Saver:
     ) -> None:  # fmt: skip
         self._checkpointer, self._session, self._meter = checkpointer, session, meter
         self._progress, self._position = progress, position
-        self.restored: Restored | None = checkpointer.restore()
         self._saved_step: int | None = None
+        self.restored = self._restore()
         if self.restored is not None:
-            self._follow(self.restored)
             # What came from memory may have failed to reach the volume; it is saved again where no later step is.
             self._saved_step = self._progress.step if self.restored.source == "volume" else None
         self._cadence = Cadence(policy, step=self._progress.step, agree=agreement.from_main)
+
+    def _restore(self) -> Restored | None:
+        """The newest checkpoint; an older one, where a run has grown and too little is left of an epoch to share."""
+        found = self._checkpointer.restore()
+        while found is not None:
+            try:
+                self._follow(found)
+                return found
+            except PositionError as error:
+                older = self._checkpointer.restore(before=found.step) if "left" in error.facts else None
+                if older is None:
+                    raise
+                told = f"step {older.step} is gone on from instead of step {found.step}: {error.facts['left']} samples "
+                told += f"of the epoch were left there for {error.facts['world_size']} ranks"
+                self._session.emit("warning", message=told)
+                self._session.say(told)
+                found = older
+        return None
 
     def _follow(self, restored: Restored) -> None:
         for skipped in restored.skipped:

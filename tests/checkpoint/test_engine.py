@@ -603,3 +603,17 @@ def test_bad_use_is_refused(tmp_path: pathlib.Path) -> None:
     checkpointer.close()
     with pytest.raises(CheckpointError, match="closed"):
         checkpointer.save(1)
+
+
+def test_an_older_one_on_request(tmp_path: pathlib.Path) -> None:
+    value = torch.zeros(2)
+    with Checkpointer(CheckpointPolicy(str(tmp_path)), {"value": {"tensor": value}}) as saving:
+        for step in (1, 2, 10):
+            value.fill_(step)
+            saving.save(step)
+        saving.wait()
+        for before, wanted in ((None, 10), (11, 10), (10, 2), (2, 1)):
+            restored = saving.restore(before=before)
+            assert restored is not None
+            assert (restored.step, value.tolist()) == (wanted, [float(wanted)] * 2)
+        assert saving.restore(before=1) is None

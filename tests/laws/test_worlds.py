@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -244,6 +245,36 @@ def test_a_global_batch_is_a_step_of_any_world(hosts: list[FreshProcesses], tmp_
         whole = order(np.arange(COUNT), samples=COUNT, seed=5, epoch=epoch).tolist()
         found = [trained[4 * epoch + step] for step in range(4)]
         assert found == [whole[at : at + 6] for at in range(0, COUNT, 6)]
+
+
+def test_what_is_left_for_too_many_ranks_is_gone_on_with_from_an_older_checkpoint(
+    hosts: list[FreshProcesses], tmp_path: pathlib.Path
+) -> None:
+    """23 samples, 2 a step on one rank: 1 is left after step 11. After step 10 three ranks can share what is left."""
+    run = Lives(hosts=hosts, folder=tmp_path, kind="map-style")
+    first, last = Life(number=1, world=1, until=11), Life(number=2, world=3)
+    assert run.live(first) == [-signal.SIGKILL], run.log(first)
+    assert run.live(last) == [0] * 3, run.log(last)
+    told = "step 10 is gone on from instead of step 11: 1 samples of the epoch were left there for 3 ranks"
+    assert told in run.log(last)
+    again = {record[0] for record in run.records(last)[0]}
+    kept = [number for step, _, samples, _ in run.records(first)[0] if step not in again for number in samples]
+    rest = [number for records in run.records(last) for _, epoch, part, _ in records if epoch == 0 for number in part]
+    assert sorted([*kept, *rest]) == list(range(COUNT))
+    assert run.trained(last)[1] == list(range(COUNT))
+
+
+def test_where_there_is_no_older_one_it_is_refused_with_both_numbers(
+    hosts: list[FreshProcesses], tmp_path: pathlib.Path
+) -> None:
+    run = Lives(hosts=hosts, folder=tmp_path, kind="map-style")
+    first, last = Life(number=1, world=1, until=11), Life(number=2, world=3)
+    assert run.live(first) == [-signal.SIGKILL], run.log(first)
+    for folder in (tmp_path / "checkpoints").glob("step-*"):
+        if not folder.name.startswith("step-00000011"):
+            shutil.rmtree(folder)
+    assert run.live(last) == [FAILED] * 3, run.log(last)
+    assert "1 samples of this epoch are left for 3 ranks" in run.log(last)
 
 
 @pytest.mark.slow
