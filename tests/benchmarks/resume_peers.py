@@ -180,7 +180,7 @@ class LitData(Peer):
     def open(self, life: Life) -> Any:
         import litdata
 
-        data = litdata.StreamingDataset(f"{life.folder}/lit", shuffle=True)
+        data = litdata.StreamingDataset(f"{life.folder}/lit", shuffle=True, drop_last=False)
         return litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=life.workers)
 
 
