@@ -82,19 +82,38 @@ def test_a_writer_process_that_dies_is_told_and_replaced(
     assert Catalog(tmp_path / "root").steps() == [2]
 
 
+# For each of PLACES, a process of its own (forked, since importing torch takes longer than all of this) saves two
+# steps, and a failpoint there kills it, or the helper that writes for it, in the second.
 SAVE_TWO = """
+import signal
 from sgpu.checkpoint.storage import PosixStore
 from sgpu.contract import failpoint
-box = {"w": torch.ones(50_000)}
-store = PosixStore(pathlib.Path(ROOT)) if "IN_PROCESS" in os.environ else None
-checkpointer = Checkpointer(CheckpointPolicy(ROOT, keep_last=1), {"box": box}, store=store)
-checkpointer.save(10)
-checkpointer.wait()
-box["w"].fill_(2)
-os.environ["SGPU_FAILPOINT"] = os.environ["LATER"]
-failpoint.reset()
-checkpointer.save(20)
-checkpointer.close()
+
+def save_two(root, store, point):
+    box = {"w": torch.ones(50_000)}
+    os.environ["SGPU_FAILPOINT_LOG"] = f"{root}.log"
+    checkpointer = Checkpointer(CheckpointPolicy(root, keep_last=1), {"box": box}, store=store)
+    checkpointer.save(10)
+    checkpointer.wait()
+    box["w"].fill_(2)
+    os.environ["SGPU_FAILPOINT"] = f"checkpoint.{point}=kill"
+    failpoint.reset()
+    if point == "handed":
+        pathlib.Path(f"{root}.helper").write_text(str(checkpointer._writer._process.pid))
+    checkpointer.save(20)
+    checkpointer.close()
+
+for place in os.environ["PLACES"].split():
+    root, in_process = f"{ROOT}/{place}", "IN_PROCESS" in os.environ
+    pid = os.fork()
+    if pid == 0:
+        try:
+            save_two(root, PosixStore(pathlib.Path(root)) if in_process else None, place)
+        except BaseException as error:
+            pathlib.Path(f"{root}.error").write_text(f"{type(error).__name__}: {error}")
+        finally:
+            os._exit(1)
+    print(place, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
 
 
@@ -109,44 +128,40 @@ def check_after(root: pathlib.Path, step: int) -> None:
     assert Catalog(root).latest() == 30
 
 
-@pytest.mark.parametrize("place", ["stage", "staged", "shard_half", "shard_written", "done", "manifest", "metadata",
-                                   "prune"])  # fmt: skip
 def test_a_kill_at_any_point_leaves_a_checkpoint_that_loads(
-    place: str, tmp_path: pathlib.Path, run_ranks: Callable[..., Any]
+    tmp_path: pathlib.Path, run_ok: Callable[..., list[str]]
 ) -> None:
     """Trainer and writer at once."""
-    log = tmp_path / "fired.log"
-    (ended,) = run_ranks(SAVE_TWO, LATER=f"checkpoint.{place}=kill", SGPU_FAILPOINT_LOG=str(log), IN_PROCESS="1")
-    assert ended.code == -9
-    assert log.read_text().startswith(f"checkpoint.{place} ")
-    check_after(tmp_path / "root", 20 if place == "prune" else 10)
+    places = ["stage", "staged", "shard_half", "shard_written", "done", "manifest", "metadata", "prune"]
+    (out,) = run_ok(SAVE_TWO, PLACES=" ".join(places), IN_PROCESS="1", ROOT=str(tmp_path))
+    assert out.split("\n")[:-1] == [f"{place} -9" for place in places]
+    for place in places:
+        assert (tmp_path / f"{place}.log").read_text().startswith(f"checkpoint.{place} ")
+        check_after(tmp_path / place, 20 if place == "prune" else 10)
 
 
-@pytest.mark.parametrize("place", ["shard_written", "metadata", "prune"])
 def test_a_writer_that_is_killed_leaves_a_checkpoint_that_loads(
-    place: str, tmp_path: pathlib.Path, run_ranks: Callable[..., Any]
+    tmp_path: pathlib.Path, run_ok: Callable[..., list[str]]
 ) -> None:
-    log = tmp_path / "fired.log"
-    (ended,) = run_ranks(SAVE_TWO, LATER=f"checkpoint.{place}=kill", SGPU_FAILPOINT_LOG=str(log))
-    assert ended.code == 1
-    assert "ended with signal SIGKILL" in ended.err
-    assert log.read_text().startswith(f"checkpoint.{place} ")
-    check_after(tmp_path / "root", 20 if place == "prune" else 10)
+    places = ["shard_written", "metadata", "prune"]
+    (out,) = run_ok(SAVE_TWO, PLACES=" ".join(places), ROOT=str(tmp_path))
+    assert out.split("\n")[:-1] == [f"{place} 1" for place in places]
+    for place in places:
+        assert "ended with signal SIGKILL" in (tmp_path / f"{place}.error").read_text()
+        assert (tmp_path / f"{place}.log").read_text().startswith(f"checkpoint.{place} ")
+        check_after(tmp_path / place, 20 if place == "prune" else 10)
 
 
-def test_a_trainer_killed_after_handing_over(tmp_path: pathlib.Path, run_ranks: Callable[..., Any]) -> None:
+def test_a_trainer_killed_after_handing_over(tmp_path: pathlib.Path, run_ok: Callable[..., list[str]]) -> None:
     """Its own helper commits what was handed over, and ends by itself."""
-    log = tmp_path / "fired.log"
-    script = SAVE_TWO.replace("checkpointer.save(20)", "print(checkpointer._writer._process.pid, flush=True)\n" + (
-        "checkpointer.save(20)"))  # fmt: skip
-    (ended,) = run_ranks(script, LATER="checkpoint.handed=kill", SGPU_FAILPOINT_LOG=str(log))
-    assert ended.code == -9
-    assert log.read_text().startswith("checkpoint.handed ")
-    helper = int(ended.out)
+    (out,) = run_ok(SAVE_TWO, PLACES="handed", ROOT=str(tmp_path))
+    assert out == "handed -9\n"
+    assert (tmp_path / "handed.log").read_text().startswith("checkpoint.handed ")
+    helper = int((tmp_path / "handed.helper").read_text())
     if psutil.pid_exists(helper):
         psutil.wait_procs([psutil.Process(helper)], timeout=30)
     assert not psutil.pid_exists(helper)
-    check_after(tmp_path / "root", 20)
+    check_after(tmp_path / "handed", 20)
 
 
 def test_an_unwatched_failure_is_not_a_plain_success(run_ranks: Callable[..., Any], tmp_path: pathlib.Path) -> None:
