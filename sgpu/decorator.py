@@ -218,10 +218,12 @@ def _write(run: RunDir, spec: RunSpec, content: bytes) -> None:
 
 
 def _check_writable(root: str) -> None:
+    from sgpu.checkpoint.ownership import check_free
     from sgpu.checkpoint.storage import check_writable
 
     try:
         check_writable(root)
+        check_free(root)
     except CheckpointError as error:
         raise InputError(f"checkpoints={root!r}: {error}", path=root) from error
 

@@ -158,9 +158,11 @@ def _require_fit(opened: Opened, problems: Problems) -> None:
         )
         if found
     ]
+    run = opened.manifest.run_id if opened.manifest else None
+    wrote = f" Run {run} wrote it." if run else ""
     raise CheckpointMismatchError(
-        f"{opened.path} does not fit the live objects. {'. '.join(told)}. Nothing was changed. Make the objects as "
-        "they were when it was saved, or use another root to start afresh.",
+        f"{opened.path} does not fit the live objects. {'. '.join(told)}.{wrote} Nothing was changed. Make the "
+        "objects as they were when it was saved, or use another root to start afresh.",
         path=opened.path,
         missing=problems.missing,
         unexpected=problems.unexpected,

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, replace
 
 from sgpu import settings
 from sgpu.checkpoint import names, newest
-from sgpu.checkpoint.storage import Store
+from sgpu.checkpoint.storage import Store, open_store
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.process import ProcessId, read_process, this_process
 from sgpu.contract.rundir import RunDir
@@ -128,17 +128,33 @@ def _refuse_others(store: Store, me: Owner, claims: list[int]) -> list[int]:
         if owner is not None and owner.same_as(me):
             continue
         if owner is not None and owner.alive(now):
-            raise CheckpointError(
-                f"{store.url} is in use: {owner.words(now)}, saves checkpoints there, and two runs in one folder would "
-                "prune and resume each other's. Give this run a root of its own (checkpoints=...), or end the other "
-                f"first. If it is dead, remove {store.url}/{names.claim_name(attempt)}. To read only, use Catalog or "
-                "VolumeReader.",
-                path=store.url,
-                owner=owner.run_id,
-                unrecoverable=True,
-            )
+            raise _in_use(store, owner, attempt, now)
         others.append(attempt)
     return others
+
+
+def _in_use(store: Store, owner: Owner, attempt: int, now: float) -> CheckpointError:
+    return CheckpointError(
+        f"{store.url} is in use: {owner.words(now)}, saves checkpoints there, and two runs in one folder would prune "
+        "and resume each other's. Give this run a root of its own (checkpoints=...), or end the other first. If it is "
+        f"dead, remove {store.url}/{names.claim_name(attempt)}. To read only, use Catalog or VolumeReader.",
+        path=store.url,
+        owner=owner.run_id,
+        unrecoverable=True,
+    )
+
+
+def check_free(root: str | os.PathLike[str]) -> None:
+    """Before a new run is started.
+
+    Raises:
+        CheckpointError: a run that is alive saves into `root`.
+    """
+    store, now = open_store(root), time.time()
+    for attempt in names.claims(store.names("")):
+        owner = read_owner(store, attempt)
+        if owner is not None and owner.alive(now):
+            raise _in_use(store, owner, attempt, now)
 
 
 def claim_next(store: Store, attempt: int, generation: int) -> None:

@@ -15,10 +15,11 @@ from typing import IO, Any
 import pytest
 import torch
 
+import sgpu
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, names, ownership
 from sgpu.checkpoint.ownership import Owner
 from sgpu.checkpoint.storage import PosixStore
-from sgpu.contract.errors import CheckpointError, CheckpointSaveError
+from sgpu.contract.errors import CheckpointError, CheckpointMismatchError, CheckpointSaveError, InputError
 from sgpu.contract.process import ProcessId
 from sgpu.testing.stores import GateStore
 
@@ -145,6 +146,33 @@ def test_a_restart_of_the_same_run_is_no_other_run(savers: Any, tmp_path: pathli
     assert second.save(2) == "SAVED 2"
     assert first.save(3).startswith("FAILED True")  # the run goes on elsewhere
     assert Catalog(tmp_path / "root").steps() == [1, 2]
+
+
+def test_a_new_run_is_refused_before_its_workers_start(savers: Any, tmp_path: pathlib.Path) -> None:
+    first = savers(SGPU_RUN_DIR=run_folder(tmp_path, "run-a"))
+    assert first.hears() == "READY None"
+    root = tmp_path / "root"
+
+    def job() -> None:
+        raise AssertionError("it was started")
+
+    train = sgpu.distributed(gpus=1, checkpoints=str(root))(job)
+    with pytest.raises(InputError, match=rf"checkpoints='{root}': .* is in use: run run-a, process"):
+        train.submit()
+    first.end()
+    ownership.check_free(root)
+
+
+def test_what_another_run_left_and_does_not_fit_is_told_by_its_name(savers: Any, tmp_path: pathlib.Path) -> None:
+    first = savers(SGPU_RUN_DIR=run_folder(tmp_path, "run-a"))
+    assert first.hears() == "READY None"
+    assert first.save(1) == "SAVED 1"
+    first.end()
+    live = {"other": torch.zeros(3)}
+    with Checkpointer(CheckpointPolicy(), {"box": live}, store=PosixStore(tmp_path / "root")) as checkpointer:
+        with pytest.raises(CheckpointMismatchError, match=r"only in the checkpoint: box\.w\. Run run-a wrote it"):
+            checkpointer.restore()
+    assert Catalog(tmp_path / "root").verify(1, deep=True).ok
 
 
 def elsewhere(store: PosixStore, attempt: int, **changes: Any) -> None:

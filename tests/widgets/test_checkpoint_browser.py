@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sgpu.checkpoint import Catalog
 from sgpu.checkpoint.choose import open_checkpoint
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError, InputError
 from sgpu.contract.policies import CheckpointPolicy
@@ -159,6 +160,19 @@ def test_places_are_found_by_what_people_have(run: Any, root: pathlib.Path, home
 def test_without_a_rule_only_the_newest_whole_one_is_sure_to_stay() -> None:
     rows = [CheckpointRow(step=step, folder="x", state="damaged" if step == 9 else "valid") for step in (9, 8, 7)]
     assert reasons(rows, None, ()) == {9: ("damaged: left for a look",), 8: ("the newest",), 7: ()}
+
+
+def test_protected_ones_are_shown_and_not_deleted(root: pathlib.Path) -> None:
+    Catalog(root).protect(40, "published")
+    shelf = opened_shelf(root)
+    row = shelf.row(40)
+    assert row is not None
+    assert row.protected
+    assert "protected" in next(row.kept for row in shelf.rows if row.step == 40)
+    with pytest.raises(InputError, match="step 40 is protected"):
+        checkpoint_actions.delete(shelf, 40)
+    Catalog(root).unprotect(40)
+    assert "is deleted" in checkpoint_actions.delete(shelf, 40)
 
 
 # ---- the tree
