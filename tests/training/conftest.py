@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -13,9 +14,11 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
+from sgpu.contract.errors import CheckpointSaveError
 from sgpu.contract.heartbeat import Page, Slot
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
+from tests.training.looping import Training
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
 
@@ -79,3 +82,17 @@ def script(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[
         )  # fmt: skip
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """A supervised loop that failed leaves its checkpoint writer to the end of its process; here there is none."""
+    yield
+    while Training.made:
+        with contextlib.suppress(CheckpointSaveError):
+            Training.made.pop().loop._checkpointer.close()
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path) -> pathlib.Path:
+    return tmp_path / "checkpoints"
