@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
 
 class Numbers(Dataset[int]):
@@ -108,3 +108,11 @@ class Drawing(Dataset[list[float]]):
             float(number), random.random(), float(np.random.rand()), float(torch.rand(())), numpy.random(),
             python[0].random(), float(torch.rand((), generator=self.torch)), float(self.old.rand()),
         ]  # fmt: skip
+
+
+def plain(batch: Any) -> Any:
+    return batch.tolist() if isinstance(batch, torch.Tensor) else batch
+
+
+def epochs(loader: DataLoader[Any], count: int) -> list[list[Any]]:
+    return [[plain(batch) for batch in loader] for _ in range(count)]
