@@ -121,7 +121,7 @@ class Supervisor:
         if not members:
             return
         live = replace(self._spec, world_size=len(members) * self._spec.gpus_per_node)
-        self._generation = Generation(self._run, number, live.world_size, self._clock)
+        self._generation.world_size = live.world_size
         try:
             self._host.begin(members)
             self._start_workers(number, live)
