@@ -23,6 +23,7 @@ from sgpu.checkpoint.storage import Store, open_store
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.process import ProcessId, read_process, this_process
 from sgpu.contract.rundir import RunDir
+from sgpu.contract.status import read_status
 
 QUIET_SECONDS = 900.0
 
@@ -34,7 +35,7 @@ class Owner:
     Attributes:
         run_id: None for a process that belongs to no run.
         machine: the host's name, this boot of it, and the name space of its process numbers.
-        agent: the process that would restart this one.
+        agent: the process that would restart this one, for as long as the run in `run_dir` goes on.
         seen_unix_seconds: of the last commit, or of the claim.
         ended: it has closed the claim itself.
     """
@@ -44,6 +45,7 @@ class Owner:
     machine: str
     process: ProcessId
     agent: ProcessId | None
+    run_dir: str | None
     seen_unix_seconds: float
     ended: bool = False
 
@@ -56,7 +58,7 @@ class Owner:
         return cls(
             run_id=run.name if run is not None else None, generation=generation, machine=_machine(),
             process=this_process(), agent=read_process(RunDir(run).agent) if run is not None else None,
-            seen_unix_seconds=time.time(),
+            run_dir=str(run) if run is not None else None, seen_unix_seconds=time.time(),
         )  # fmt: skip
 
     def same_as(self, other: Owner) -> bool:
@@ -69,8 +71,14 @@ class Owner:
         if self.ended:
             return False
         if self.machine == _machine():
-            return self.process.alive() or (self.agent is not None and self.agent.alive())
+            return self.process.alive() or self._may_be_restarted()
         return now - self.seen_unix_seconds < QUIET_SECONDS
+
+    def _may_be_restarted(self) -> bool:
+        if self.agent is None or self.run_dir is None or not self.agent.alive():
+            return False
+        status = read_status(RunDir(pathlib.Path(self.run_dir)))
+        return status is None or not status.final
 
     def words(self, now: float) -> str:
         run = f"run {self.run_id}, " if self.run_id else ""

@@ -64,6 +64,12 @@ def test_a_full_disk_ends_the_run_at_once_with_its_own_message(start: Any, tmp_p
     assert error.free_bytes > 0
     assert run.status.restarts == 0
     assert Catalog(tmp_path / "root").latest() == 2
+    again = start("raise", "")  # at once, into the same root
+    try:
+        assert again.result(timeout_seconds=100) == [6, 6]
+    finally:
+        again.cancel()
+    assert Catalog(tmp_path / "root").latest() == 6
 
 
 def test_under_warn_it_goes_on_and_tells(start: Any, tmp_path: pathlib.Path) -> None:

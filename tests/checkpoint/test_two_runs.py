@@ -21,6 +21,8 @@ from sgpu.checkpoint.ownership import Owner
 from sgpu.checkpoint.storage import PosixStore
 from sgpu.contract.errors import CheckpointError, CheckpointMismatchError, CheckpointSaveError, InputError
 from sgpu.contract.process import ProcessId
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.status import Status
 from sgpu.testing.stores import GateStore
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -239,11 +241,14 @@ def test_a_claim_that_cannot_be_read_keeps_nobody_out(content: bytes, tmp_path: 
     assert names.claims(os.listdir(tmp_path)) == [4]
 
 
-def test_a_process_number_that_was_given_away_is_not_believed() -> None:
+def test_a_process_number_that_was_given_away_is_not_believed(tmp_path: pathlib.Path) -> None:
     me = Owner.here(0)
     assert me.alive(time.time())
     assert not replace(me, ended=True).alive(time.time())
     gone = replace(me, process=ProcessId(pid=me.process.pid, started=me.process.started - 1))
     assert not gone.alive(time.time())
-    assert replace(gone, agent=me.process).alive(time.time())
+    restarted = replace(gone, agent=me.process, run_dir=str(tmp_path))
+    assert restarted.alive(time.time())
+    Status(state="FAILED", updated=0.0, started=0.0).write(RunDir(tmp_path))
+    assert not restarted.alive(time.time())  # its agent only tidies up
     assert json.loads(me.to_bytes())["process"]["pid"] == os.getpid()
