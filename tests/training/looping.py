@@ -59,3 +59,25 @@ def stopped_in_the_middle(root: pathlib.Path, supervised: Begin, **options: Any)
 
 def events(run: RunDir, kind: str) -> list[dict[str, Any]]:
     return [record for record in records.read_all(run.events) if record["kind"] == kind]
+
+
+class Average:
+    """An exponential moving average of the weights, with warm-up by a plain counter."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.updates = 0
+        self.weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    def update(self, model: torch.nn.Module) -> None:
+        self.updates += 1
+        decay = min(0.9, self.updates / (self.updates + 3))
+        for name, value in model.named_parameters():
+            self.weights[name].lerp_(value.detach(), 1 - decay)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"updates": self.updates, "weights": {name: value.clone() for name, value in self.weights.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.updates = int(state["updates"])
+        for name, value in state["weights"].items():
+            self.weights[name].copy_(value)

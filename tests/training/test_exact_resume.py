@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Iterable
 
 from sgpu import CheckpointPolicy, TrainLoop, seed_everything
 from sgpu.data import DataLoader, VolumeDataset
+from tests.training.looping import Average
 
 Record = tuple[Any, ...]
 
@@ -56,28 +57,6 @@ class FromFiles(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for path in self.files:
             yield Samples()[int(pathlib.Path(path).stem)]
-
-
-class Average:
-    """An exponential moving average of the weights, with warm-up by a plain counter."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self.updates = 0
-        self.weights = {name: value.detach().clone() for name, value in model.named_parameters()}
-
-    def update(self, model: torch.nn.Module) -> None:
-        self.updates += 1
-        decay = min(0.9, self.updates / (self.updates + 3))
-        for name, value in model.named_parameters():
-            self.weights[name].lerp_(value.detach(), 1 - decay)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "weights": {name: value.clone() for name, value in self.weights.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates = int(state["updates"])
-        for name, value in state["weights"].items():
-            self.weights[name].copy_(value)
 
 
 @dataclass(kw_only=True)
