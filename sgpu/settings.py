@@ -8,6 +8,8 @@
 | SGPU_ON_KERNEL_EXIT | leave or stop: what a run does when the process that called it dies | leave |
 | SGPU_NODE_TIMEOUT_SECONDS | a node whose agent is silent for so long is lost; the agents of nodes likewise | 10 |
 | SGPU_PEER_BYTES_PER_SECOND | the most that a node sends when it copies checkpoints to its neighbour's memory | 1e9 |
+| SGPU_HEALTH | act, warn or off: what agents do about a GPU or node that fails its health checks | act |
+| SGPU_HEALTH_RECORDED | a file with the figures of GPUs, read in place of the driver; for drills | none |
 | SGPU_FAILPOINT | faults to inject, `name[@rank][#nth]=action` | none |
 | SGPU_FAILPOINT_LOG | a file where each fault that fired leaves a line | none |
 | MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME | where metrics go | sqlite in SGPU_HOME, "sgpu" |
@@ -26,7 +28,8 @@ from sgpu.contract.errors import InputError
 
 NAMES: tuple[str, ...] = (
     "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
-    "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_PEER_BYTES_PER_SECOND", "SGPU_FAILPOINT",
+    "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_PEER_BYTES_PER_SECOND", "SGPU_HEALTH",
+    "SGPU_HEALTH_RECORDED", "SGPU_FAILPOINT",
     "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_NODE", "SGPU_STORE", "SGPU_CHECKPOINT_HELPER",
     "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
     "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
@@ -92,6 +95,18 @@ def node_timeout_seconds() -> float:
 
 def peer_bytes_per_second() -> float:
     return _number("SGPU_PEER_BYTES_PER_SECOND", 1e9, 1.0, "bytes")
+
+
+def health() -> Literal["act", "warn", "off"]:
+    value = os.environ.get("SGPU_HEALTH") or "act"
+    if value not in ("act", "warn", "off"):
+        raise InputError(f'environment variable SGPU_HEALTH must be "act", "warn" or "off"; found {value!r}')
+    return cast(Literal["act", "warn", "off"], value)
+
+
+def health_recorded() -> pathlib.Path | None:
+    text = os.environ.get("SGPU_HEALTH_RECORDED")
+    return pathlib.Path(text).absolute() if text else None
 
 
 def failpoints() -> str:

@@ -1,4 +1,4 @@
-"""`sgpu doctor`: what this machine has, and what would keep a run from working. No GPU health checks yet."""
+"""`sgpu doctor`: what this machine has, whether it is healthy, and what would keep a run from working."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,11 +24,16 @@ import sgpu
 from sgpu import settings
 from sgpu.cli import screen
 from sgpu.contract.errors import InputError
+from sgpu.health.checkup import Checkup, context_here
+from sgpu.health.probe import Verdict as Health
 from sgpu.launch import registry
 from sgpu.metrics import store
 from sgpu.metrics.mlflow_reader import default_tracking
 
-Verdict = Literal["ok", "note", "BAD"]
+Verdict = Literal["ok", "note", "unknown", "BAD"]
+_MARKS: dict[Health, Verdict] = {
+    Health.OK: "ok", Health.UNKNOWN: "unknown", Health.DEGRADED: "note", Health.FAILED: "BAD",
+}  # fmt: skip
 _PROBE_SECONDS = 60.0  # a wedged driver hangs whoever asks it; this asks from a process of its own
 _SERVER_SECONDS = 5.0
 _SCARCE_BYTES = 2 * 10**9
@@ -39,7 +45,7 @@ _TORCH = (
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One line of the report. `BAD` means that runs will fail."""
+    """One line of the report. `BAD` means that runs will fail, `unknown` that it could not be looked at."""
 
     what: str
     verdict: Verdict
@@ -89,7 +95,7 @@ def _gpus(usable: int, names: list[str]) -> Finding:
         return Finding(what="GPUs", verdict="BAD", found=found)
     if not visible:
         return Finding(what="GPUs", verdict="note", found="none; workers run on the CPU with gloo")
-    return Finding(what="GPUs", verdict="ok", found=f"{visible}: {', '.join(names)} (health is not checked)")
+    return Finding(what="GPUs", verdict="ok", found=f"{visible}: {', '.join(names)}")
 
 
 def _places() -> Iterator[Finding]:
@@ -154,13 +160,23 @@ def _backends() -> Iterator[Finding]:
         yield Finding(what=f"back-end {name}", verdict="ok", found=f"on={name!r}")
 
 
-SECTIONS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _torch, _places, _tracking, _backends)
+def _health() -> Iterator[Finding]:
+    visible = settings.cuda_visible_devices()
+    context = context_here(
+        disks=(str(settings.home()), tempfile.gettempdir()), gpus=None if visible is None else tuple(visible)
+    )
+    for finding in Checkup(context, level="full", timeout_seconds=_PROBE_SECONDS).wait():
+        what = f"{finding.scope}: {finding.probe}" if finding.name else finding.probe
+        yield Finding(what=what, verdict=_MARKS[finding.verdict], found=finding.evidence)
+
+
+SECTIONS: tuple[Callable[[], Iterator[Finding]], ...] = (_versions, _torch, _places, _health, _tracking, _backends)
 
 
 def doctor() -> None:
-    """Shows versions, GPUs, disks, back-ends and MLflow; exit status 1 if something would keep runs from working.
+    """Shows versions, GPUs, disks, network adapters, memory, back-ends and MLflow, and checks their health.
 
-    It does not check the health of GPUs or of the network.
+    Exit status 1 if something would keep runs from working. What could not be looked at is `unknown`.
     """
     bad = 0
     shown = screen.table("what", "", "found")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -128,3 +129,15 @@ def test_an_unknown_command(sgpu: Any) -> None:
     told = sgpu("nope")
     assert told.exit_code == 2
     assert "nope" in told.stderr
+
+
+def test_doctor_names_a_bad_gpu(sgpu: Any, monkeypatch: Any, tmp_path: Any) -> None:
+    healthy = {"uncorrectable": 0, "remap_failed": False, "throttles": 0}
+    recorded = tmp_path / "gpus.json"
+    recorded.write_text(json.dumps({"gpus": [{"index": 0, **healthy}, {"index": 1, **healthy, "uncorrectable": 3}]}))
+    monkeypatch.setenv("SGPU_HEALTH_RECORDED", str(recorded))
+    told = sgpu("doctor")
+    assert told.exit_code == 1
+    assert re.search(r"gpu 1: ECC\s.*BAD.*3 uncorrectable errors", told.stdout)
+    assert re.search(r"gpu 0: figures\s.*ok", told.stdout)
+    assert "known answers" in told.stdout
