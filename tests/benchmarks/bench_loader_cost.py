@@ -3,7 +3,8 @@
 Three loaders take turns, epoch by epoch, with workers that live on: torch's, ours without seeding before each sample,
 and ours. `position` is the time a sample of the second over the first, less one (goal: 3 %, and the noise of two equal
 loaders is told beside it); `draws_us` is what the third takes more than the second (goal: 15 us), over data sets that
-draw and such that do not. Medians over rounds of the differences within a round.
+draw and such that do not. All times are of the CPU, of this process and its workers, since that is what limits both
+where data are made, and other processes of the machine do not count. Medians over rounds of the differences in a round.
 
 - tensors: torch's TensorDataset of 32 numbers and a label
 - drawing: the same with a draw of Python, NumPy and torch each
@@ -13,6 +14,7 @@ draw and such that do not. Medians over rounds of the differences within a round
 from __future__ import annotations
 
 import contextlib
+import pathlib
 import random
 import statistics
 import time
@@ -22,6 +24,7 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+import psutil
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
@@ -90,7 +93,7 @@ def _more(a_sample: dict[str, list[float]], name: str, than: str) -> float:
 
 
 def _taken(dataset: Dataset[Any], workers: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of each epoch by loader; "again" is a second one of torch's."""
+    """CPU seconds of each epoch by loader; "again" is a second one of torch's."""
     torchs: dict[str, Any] = {"num_workers": workers, "persistent_workers": workers > 0}
     loaders: dict[str, Any] = {
         "torch": TorchLoader(dataset, BATCH, shuffle=True, **torchs),
@@ -104,14 +107,23 @@ def _taken(dataset: Dataset[Any], workers: int, rounds: int) -> dict[str, list[f
         random.shuffle(order)
         for name in order:
             with _undrawn() if name == "position" else contextlib.nullcontext():
-                began = time.perf_counter()
+                began = _cpu_seconds()
                 for _ in loaders[name]:
                     pass
             if turn:
-                taken[name].append(time.perf_counter() - began)
+                taken[name].append(_cpu_seconds() - began)
     for name in ("position", "sgpu"):
         loaders[name].close()
     return taken
+
+
+def _cpu_seconds() -> float:
+    """Of this process and its children, all threads."""
+    nanoseconds = 0
+    for child in psutil.Process().children():
+        for thread in pathlib.Path(f"/proc/{child.pid}/task").iterdir():
+            nanoseconds += int((thread / "schedstat").read_text().split()[0])
+    return time.process_time() + nanoseconds / 1e9
 
 
 @contextlib.contextmanager
