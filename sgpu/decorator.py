@@ -141,6 +141,7 @@ class DistributedFunction:
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunSpec:
         """Checks the call and freezes it."""
         plan.check_arguments(self._function, args, kwargs)
+        settings.health()  # refused here rather than by the agent, which acts on it
         backend = registry.find(self._options.on)
         machine = backend.machine()
         world = plan.world_size(self._options.gpus, machine)

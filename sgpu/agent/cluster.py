@@ -11,7 +11,7 @@ from typing import Protocol
 from sgpu.agent.nodes import Arrival, Departure, News, Nodes
 from sgpu.agent.remote import Remote
 from sgpu.agent.wire import Message
-from sgpu.agent.workers import Exit, HostLostError, LocalHost, NodeLostError, ZygoteLostError
+from sgpu.agent.workers import Exit, HostLostError, LocalHost, NodeLostError, NodeUnfitError, ZygoteLostError
 from sgpu.contract.clock import Clock
 from sgpu.contract.events import emit
 from sgpu.contract.heartbeat import Page
@@ -172,7 +172,7 @@ class ClusterHost:
             if not any(loss.node == 0 for loss in self._losses):
                 self._exits += self._local.wait(0.0)
         except ZygoteLostError as error:
-            self._losses.append(ZygoteLostError(str(error), node=0))
+            self._losses.append(type(error)(str(error), node=0))
         for news in self._nodes.look():
             self._take(news)
         now = self._clock.monotonic()
@@ -216,6 +216,25 @@ class ClusterHost:
         emit(self._run, "node_joined", generation=self._generation, node=node, address=taken.address, seconds=0.0)
         self._starter.replace(node, spare)
 
+    def _leave_out(self, remote: Remote, reason: str) -> None:
+        """A node whose health checks say no: as if lost, where a spare is there; else it is done without, if it can be.
+
+        Its agent stays, so that nobody starts another one in the same place.
+        """
+        remote.ready = False
+        if remote.node in self._spares:
+            return
+        if any(self._remotes[spare].ready for spare in self._spares):
+            self._take(self._nodes.drop(remote.node, reason))
+            return
+        remote.missing = True
+        message = f"node {remote.node} is left out: {reason}"
+        emit(self._run, "node_lost", generation=self._generation, node=remote.node, message=message)
+        fewest = self._spec.restarts.min_gpus
+        left = 1 + sum(not self._remotes[node].missing for node in self._others)
+        enough = fewest is not None and left * self._spec.gpus_per_node >= fewest
+        self._losses.append(NodeUnfitError(message, node=remote.node, unrecoverable=not enough))
+
     def _reopen(self, remote: Remote) -> None:
         remote.lost = None
         self._nodes.send(remote.node, {"op": "reopen"})
@@ -254,6 +273,8 @@ class ClusterHost:
                 self._reopen(remote)
                 return
             self._losses.append(ZygoteLostError(f"node {remote.node}: {remote.lost}", node=remote.node))
+        elif operation == "unfit":
+            self._leave_out(remote, message["message"])
         elif operation == "asked":
             self._asked = message["reason"]
 

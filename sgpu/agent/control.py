@@ -10,6 +10,7 @@ from sgpu import settings
 from sgpu.agent.checkpoint_helper import CheckpointHelper
 from sgpu.agent.cluster import ClusterHost
 from sgpu.agent.forwarder import Forwarder
+from sgpu.agent.healthy_host import watched
 from sgpu.agent.network import agent_environment
 from sgpu.agent.nodes import Nodes
 from sgpu.agent.starter import NodeStarter
@@ -80,9 +81,13 @@ def _supervise(
         stack.callback(starter.close)
         stack.callback(helper.close, CHECKPOINT_SECONDS)
         host: WorkerHost
-        host = local = ZygoteHost(
-            python=spec.python, run=run.root, environment={**environment, "SGPU_CHECKPOINT_HELPER": helper.name},
-            log=run.agent_log, spared=lambda: [*forwarder.pids(), *helper.pids(), *starter.pids()], address=address,
+        host = local = watched(
+            lambda checks: ZygoteHost(
+                python=spec.python, run=run.root, environment={**environment, "SGPU_CHECKPOINT_HELPER": helper.name},
+                log=run.agent_log, address=address,
+                spared=lambda: [*checks(), *forwarder.pids(), *helper.pids(), *starter.pids()],
+            ),
+            run, spec, node=0, visible=environment.get("CUDA_VISIBLE_DEVICES"),
         )  # fmt: skip
         reasons = [asked]
         if spec.nodes > 1:

@@ -10,6 +10,7 @@ from sgpu.agent.checkpoint_helper import CheckpointHelper
 from sgpu.agent.cluster import JOIN_SECONDS
 from sgpu.agent.control import CHECKPOINT_SECONDS, open_page
 from sgpu.agent.follower import Follower, Place, find_controller
+from sgpu.agent.healthy_host import watched
 from sgpu.agent.link import LinkLostError
 from sgpu.agent.network import agent_environment
 from sgpu.agent.zygote_host import ZygoteHost
@@ -38,9 +39,12 @@ def follow(
             stack.callback(link.close)  # last: the controller takes it for the end of all that was here
             environment = agent_environment(spec, address=link.own_address, gpus=gpus)
             helpers: list[CheckpointHelper] = []
-            host = ZygoteHost(
-                python=spec.python, run=run.root, environment=environment, log=folder.agent_log,
-                spared=lambda: [pid for helper in helpers for pid in helper.pids()],
+            host = watched(
+                lambda checks: ZygoteHost(
+                    python=spec.python, run=run.root, environment=environment, log=folder.agent_log,
+                    spared=lambda: [*checks(), *(pid for helper in helpers for pid in helper.pids())],
+                ),
+                run, spec, node=node, visible=environment.get("CUDA_VISIBLE_DEVICES"),
             )  # fmt: skip
             stack.callback(_close, helpers)
             stack.callback(host.close)

@@ -11,7 +11,7 @@ from sgpu.agent import wire
 from sgpu.agent.link import Link, LinkLostError, join
 from sgpu.agent.nodes import read_controller
 from sgpu.agent.wire import Message
-from sgpu.agent.workers import LocalHost, ZygoteLostError, worker_name
+from sgpu.agent.workers import LocalHost, NodeUnfitError, ZygoteLostError, worker_name
 from sgpu.contract.clock import Clock
 from sgpu.contract.heartbeat import Page, Request
 from sgpu.contract.rundir import RunDir
@@ -133,7 +133,8 @@ class Follower:
 
     def _tell_lost(self, error: ZygoteLostError) -> None:
         self._lost = True
-        self._link.send({"op": "lost", "message": str(error)})
+        unfit = isinstance(error, NodeUnfitError)
+        self._link.send({"op": "unfit" if unfit else "lost", "message": str(error)})
 
     def _beat(self) -> Message:
         beats, still = {}, []

@@ -108,7 +108,8 @@ class Supervisor:
 
     def _host_lost(self, error: HostLostError) -> None:
         """Its workers ended with it, and what others are left cannot go on without them."""
-        self._generation.add(self._lost(str(error), node=error.facts.get("node")))
+        lost = self._lost(str(error), node=error.facts.get("node"))
+        self._generation.add(replace(lost, unrecoverable=error.unrecoverable))
         self._host.reopen()
 
     # ---- a generation

@@ -93,5 +93,11 @@ class ZygoteLostError(HostLostError):
     """The process that workers are forked from ended by itself."""
 
 
+class NodeUnfitError(ZygoteLostError):
+    """A node's health checks say that it cannot do the work: starting it again would not help."""
+
+    _recurs = True
+
+
 class NodeLostError(HostLostError):
     """The agent of another node is gone or silent."""

@@ -60,8 +60,11 @@ class Checkup:
         """The helper's, while it lives."""
         return [self._process.pid] if self._process.returncode is None else []
 
-    def poll(self) -> bool:
-        """Whether it has answered, or will not any more."""
+    def poll(self, seconds: float = 0.0) -> bool:
+        """Whether it has answered, or will not any more; waits up to `seconds` for news."""
+        if seconds > 0 and not self._ended:
+            left = self._patience_ends - time.monotonic()
+            select.select([self._pipe], [], [], max(0.0, min(seconds, left)))
         with contextlib.suppress(BlockingIOError):
             while not self._ended:
                 part = os.read(self._pipe.fileno(), _READ_BYTES)
@@ -71,8 +74,8 @@ class Checkup:
 
     def wait(self) -> list[Finding]:
         """The findings, once it has answered."""
-        while not self.poll():
-            select.select([self._pipe], [], [], max(0.0, self._patience_ends - time.monotonic()))
+        while not self.poll(self._timeout_seconds):
+            pass
         return self.findings()
 
     def findings(self) -> list[Finding]:

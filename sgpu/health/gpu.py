@@ -52,8 +52,11 @@ class SourceError(Exception):
     """The figures cannot be had, and why."""
 
 
-def judge(figures: GpuFigures) -> Iterator[Finding]:
-    """What is wrong with a GPU; one OK where nothing is. A figure that is not told is named, not taken for good."""
+def judge(figures: GpuFigures, name: str | None = None) -> Iterator[Finding]:
+    """What is wrong with a GPU; one OK where nothing is. A figure that is not told is named, not taken for good.
+
+    `name`: what the user calls it; None: its index.
+    """
     troubles = list(_troubles(figures))
     if figures.lost is None:
         unknown = [name for name, value in _vital(figures).items() if value is None]
@@ -63,7 +66,12 @@ def judge(figures: GpuFigures) -> Iterator[Finding]:
     told = f"{figures.name or 'a GPU'}, {figures.celsius} °C" if figures.celsius is not None else figures.name
     for probe, verdict, evidence, at_once in troubles or [("figures", Verdict.OK, told or "no trouble", False)]:
         yield Finding(
-            probe=probe, kind="gpu", name=str(figures.index), verdict=verdict, evidence=evidence, at_once=at_once
+            probe=probe,
+            kind="gpu",
+            name=name or str(figures.index),
+            verdict=verdict,
+            evidence=evidence,
+            at_once=at_once,
         )
 
 
@@ -108,19 +116,19 @@ class Gpus:
         except SourceError as error:
             yield Finding(probe=self.name, kind="gpu", name="", verdict=Verdict.UNKNOWN, evidence=str(error))
             return
-        for figures in found:
-            if ctx.gpus is None or _chosen(figures, ctx.gpus):
-                yield from judge(figures)
+        for figures in found if ctx.gpus is None else ():
+            yield from judge(figures)
         for name in ctx.gpus or ():
-            if not any(_chosen(figures, (name,)) for figures in found):
+            chosen = next((figures for figures in found if _is_called(figures, name)), None)
+            if chosen is not None:
+                yield from judge(chosen, name)
+            else:
                 told = f"expected by CUDA_VISIBLE_DEVICES, and not among the {len(found)} that the driver knows"
                 yield Finding(
                     probe="present", kind="gpu", name=name, verdict=Verdict.FAILED, evidence=told, at_once=True
                 )  # fmt: skip
 
 
-def _chosen(figures: GpuFigures, names: Sequence[str]) -> bool:
+def _is_called(figures: GpuFigures, name: str) -> bool:
     """UUIDs may be shortened, as CUDA allows."""
-    return str(figures.index) in names or any(
-        figures.uuid.startswith(name) for name in names if figures.uuid and not name.isdecimal()
-    )
+    return name == str(figures.index) if name.isdecimal() else bool(name) and figures.uuid.startswith(name)

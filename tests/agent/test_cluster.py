@@ -18,8 +18,9 @@ from sgpu.agent.control import open_page
 from sgpu.agent.follower import Follower, Place, find_controller
 from sgpu.agent.link import LinkLostError
 from sgpu.agent.nodes import Nodes, read_controller
-from sgpu.agent.workers import Exit, NodeLostError, ZygoteLostError
+from sgpu.agent.workers import Exit, NodeLostError, NodeUnfitError, ZygoteLostError
 from sgpu.contract.heartbeat import Page, Request
+from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.records import read_all
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
@@ -37,6 +38,7 @@ class Hands:
         self.calls: list[tuple[Any, ...]] = []
         self.exits: list[Exit] = []
         self.lost: str | None = None
+        self.unfit: str | None = None
         self.is_ready = False
         self.still: set[str] = set()
         self.ignores_stop = False
@@ -65,6 +67,8 @@ class Hands:
         self.calls.append(("start", name, rank, generation, environment["RANK"], str(log)))
 
     def wait(self, seconds: float) -> list[Exit]:
+        if self.unfit is not None:
+            raise NodeUnfitError(self.unfit)
         if self.lost is not None:
             raise ZygoteLostError(self.lost)
         exits, self.exits = self.exits, []
@@ -143,13 +147,13 @@ class Node:
 class Cluster:
     """A controller of `count` nodes with two ranks each. `started`: what it had started by the back-end."""
 
-    def __init__(self, folder: pathlib.Path, count: int, spares: int) -> None:
+    def __init__(self, folder: pathlib.Path, count: int, spares: int, **spec: Any) -> None:
         self.run = RunDir(folder / "run")
         self.run.create()
         self.spec = RunSpec(
             id="run", name="train", created=0.0, backend="local", world_size=2 * count, gpus_per_node=2,
             accelerator="cpu", seed=1, tracking=Tracking(uri="", experiment=""), python="", working_dir="/",
-            spares=spares,
+            spares=spares, **spec,
         )  # fmt: skip
         for number in range(1, count + spares):
             self.run.node(number).root.mkdir()
@@ -242,8 +246,8 @@ class _Started:
 def cluster(tmp_path: pathlib.Path) -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
 
-    def make(count: int = 2, spares: int = 0) -> Cluster:
-        made.append(Cluster(tmp_path, count, spares))
+    def make(count: int = 2, spares: int = 0, **spec: Any) -> Cluster:
+        made.append(Cluster(tmp_path, count, spares, **spec))
         return made[-1]
 
     yield make
@@ -641,3 +645,35 @@ def test_a_node_without_a_controller(tmp_path: pathlib.Path) -> None:
         find()
     Status(state="FAILED", updated=0.0).write(run)
     assert find() is None, "nothing is to be done any more"
+
+
+@pytest.mark.parametrize(("fewest", "goes_on"), [(None, False), (6, False), (4, True)])
+def test_a_node_that_is_not_fit_is_done_without_where_that_is_allowed(
+    cluster: Callable[..., Cluster], fewest: int | None, goes_on: bool
+) -> None:
+    one = cluster(3, restarts=RestartPolicy(min_gpus=fewest))
+    one.join(1, 2)
+    one.hands.is_ready = one.nodes[1].hands.is_ready = True
+    one.nodes[0].hands.unfit = "this node is not fit: gpu 3: ECC"
+    with pytest.raises(NodeUnfitError, match=r"node 1 is left out.*gpu 3: ECC") as caught:
+        one.until(lambda: False)
+    assert (caught.value.node, caught.value.unrecoverable) == (1, not goes_on)
+    one.host.reopen()
+    one.until(lambda: one.host.members() == (0, 2))
+    assert not one.host.ready()
+    assert one.started == [], "another agent in the same place would find the same"
+
+
+def test_a_spare_takes_the_place_of_a_node_that_is_not_fit(cluster: Callable[..., Cluster]) -> None:
+    one = cluster(2, spares=1)
+    one.join(1, 2)
+    one.hands.is_ready = one.nodes[1].hands.is_ready = True
+    one.until(lambda: one.host._remotes[2].ready)
+    unfit = one.nodes.pop(0)
+    unfit.hands.unfit = "this node is not fit: gpu 3: ECC"
+    unfit.follower.turn()
+    with pytest.raises(NodeLostError, match="gpu 3: ECC"):
+        one.until(lambda: False)
+    one.host.reopen()
+    one.until(one.host.ready)
+    assert one.replaced == [(1, 2)]

@@ -56,7 +56,7 @@ def test_only_visible_gpus_are_looked_at_and_a_missing_one_is_named(machine: Any
     machine.gpus({}, {"uncorrectable": 1}, {})
     gpus = Gpus(RecordedGpus())
     assert said(gpus.run(machine.context(gpus=("0", "GPU-2")), 1.0)) == [
-        ("gpu 0", "figures", Verdict.OK), ("gpu 2", "figures", Verdict.OK),
+        ("gpu 0", "figures", Verdict.OK), ("gpu GPU-2", "figures", Verdict.OK),
     ]  # fmt: skip
     assert said(gpus.run(machine.context(gpus=("1", "7")), 1.0)) == [
         ("gpu 1", "ECC", Verdict.FAILED), ("gpu 7", "present", Verdict.FAILED),
