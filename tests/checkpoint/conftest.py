@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -34,8 +35,55 @@ class Ended:
     err: str
 
 
+class Warm:
+    """A script in a process of its own, forked from one that has imported torch already."""
+
+    def __init__(self, name: str, script: pathlib.Path, environment: dict[str, str], output: pathlib.Path) -> None:
+        self._out, self._err = output.with_suffix(f"{output.suffix}.out"), output.with_suffix(f"{output.suffix}.err")
+        self._code: int | None = None
+        self._link = socket.socket(socket.AF_UNIX)
+        self._link.connect(f"\0{name}")
+        asked = {"script": str(script), "environment": environment, "out": str(self._out), "err": str(self._err)}
+        self._link.sendall(json.dumps(asked).encode() + b"\n")
+        self._answers = self._link.makefile()
+        self.pid = int(self._answers.readline())
+
+    def ended(self, deadline: float) -> Ended:
+        """Raises TimeoutError when it has not ended by then (monotonic seconds)."""
+        self._link.settimeout(max(0.1, deadline - time.monotonic()))
+        try:
+            self._code = int(self._answers.readline())
+        except TimeoutError:
+            told = self._err.read_text(errors="replace")[-6000:]
+            raise TimeoutError(f"process {self.pid} has not ended; it said:\n{told}") from None
+        return Ended(code=self._code, out=self._out.read_text(), err=self._err.read_text(errors="replace"))
+
+    def end(self) -> None:
+        if self._code is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+        self._answers.close()
+        self._link.close()
+
+
+@pytest.fixture(scope="session")
+def warm() -> Iterator[str]:
+    """The name of the process that scripts are forked from; see warm.py."""
+    name = f"sgpu-tests-{os.getpid()}-{time.monotonic_ns()}"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "tests/checkpoint/warm.py"), name], env=environment, text=True,
+        stdout=subprocess.PIPE, preexec_fn=functools.partial(process_contract.die_with_parent, os.getpid()),
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield name
+    process.kill()
+    process.communicate()
+
+
 @pytest.fixture
-def run_ranks(tmp_path: pathlib.Path) -> Callable[..., list[Ended]]:
+def run_ranks(tmp_path: pathlib.Path, warm: str) -> Callable[..., list[Ended]]:
     """Runs a script on `world` ranks of real processes that share a gloo group; `ROOT` is a folder of this test."""
     count = 0
 
@@ -60,27 +108,13 @@ def run_ranks(tmp_path: pathlib.Path) -> Callable[..., list[Ended]]:
             inherited = {**os.environ, "PYTHONPATH": str(REPOSITORY), "RANK": str(rank), "WORLD_SIZE": str(world),
                          "ROOT": str(tmp_path / "root"), "MEET": str(tmp_path / f"meet{count}"),
                          "PYTHONWARNINGS": "ignore", **environment}  # fmt: skip
-            started.append(
-                subprocess.Popen(
-                    [sys.executable, str(path)],
-                    env=inherited,
-                    text=True,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                )
-            )
-        ended = []
+            started.append(Warm(warm, path, inherited, tmp_path / f"script{count}.{rank}"))
+        deadline = time.monotonic() + timeout_seconds
         try:
-            for process in started:
-                out, err = process.communicate(timeout=timeout_seconds)
-                ended.append(Ended(code=process.returncode, out=out, err=err))
+            return [process.ended(deadline) for process in started]
         finally:
             for process in started:
-                if process.poll() is None:
-                    process.kill()
-                if process.stdout is not None and not process.stdout.closed:
-                    process.communicate()
-        return ended
+                process.end()
 
     return run
 

@@ -141,7 +141,7 @@ def test_both_ranks_know_that_it_cannot_heal(run_ranks: Callable[..., Any], tmp_
     log = tmp_path / "fired.log"
     ended = run_ranks(script, 2, SGPU_FAILPOINT="checkpoint.done@1=errno:ENOSPC", SGPU_FAILPOINT_LOG=str(log))
     assert len(log.read_text().splitlines()) == 1
-    assert [one.out.strip() for one in ended] == ["1 True True True"] * 2
+    assert [one.out.strip() for one in ended] == ["1 True True True"] * 2, [one.err for one in ended]
 
 
 def test_a_disk_too_full_for_words_ends_the_others_waiting_too(tmp_path: pathlib.Path) -> None:
