@@ -139,7 +139,7 @@ def test_both_ranks_know_that_it_cannot_heal(run_ranks: Callable[..., Any], tmp_
         print(error.rank, error.unrecoverable, error.needed_bytes > 0, "rank 1: [Errno 28]" in str(error))
     """
     log = tmp_path / "fired.log"
-    ended = run_ranks(script, 2, SGPU_FAILPOINT="checkpoint.done@1=errno:ENOSPC", SGPU_FAILPOINT_LOG=str(log))
+    ended = run_ranks(script, 2, SGPU_FAILPOINT="checkpoint.shard_written@1=errno:ENOSPC", SGPU_FAILPOINT_LOG=str(log))
     assert len(log.read_text().splitlines()) == 1
     assert [one.out.strip() for one in ended] == ["1 True True True"] * 2, [one.err for one in ended]
 
