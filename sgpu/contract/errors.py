@@ -8,6 +8,7 @@
     │   ├── ResultError                 a rank's return value could not be brought back
     │   ├── WorkerLostError             a worker vanished: exit code, signal, out of memory
     │   ├── HangError                   no step was completed within the limit
+    │   ├── DivergenceError             a loss is not finite, or has exploded
     │   ├── CrashLoopError              the same failure at the same step again: restarting cannot help
     │   ├── AgentLostError              the supervisor vanished
     │   └── RunCancelledError
@@ -88,6 +89,10 @@ class WorkerLostError(RunError):
 
 class HangError(RunError):
     """A rank completed no step within its limit. Facts: `rank`, `step`, `section`, `limit_seconds`."""
+
+
+class DivergenceError(RunError):
+    """A loss is not finite, or has exploded. Facts: `rank`, `step`."""
 
 
 class CrashLoopError(RunError):

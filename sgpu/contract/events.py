@@ -28,6 +28,7 @@ KINDS: dict[str, str] = {
     "resumed": "from_step, recomputed_steps, seconds from the failure to the first new step",
     "node_joined": "node, address, seconds since its agent was started",
     "node_lost": "node, message",
+    "diverged": "rank, step, epoch, batch, value of the loss, action ('stop', 'skip' or 'roll_back')",
     "epoch_ended": "epoch",
     "preempted": "signal",
     "metrics_lost": "count, cause",

@@ -28,11 +28,15 @@ class Agreement:
 
     def any(self, value: bool) -> bool:
         """Whether it is so on any rank. A collective."""
+        return bool(self.most(int(value)))
+
+    def most(self, value: int) -> int:
+        """The largest of all ranks' numbers. A collective."""
         if self._group is None:
             return value
         import torch
         import torch.distributed as dist
 
-        shared = torch.tensor([int(value)], dtype=torch.int64)
+        shared = torch.tensor([value], dtype=torch.int64)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX, group=self._group)
-        return bool(int(shared))
+        return int(shared)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from sgpu.contract.errors import InputError
@@ -54,6 +55,20 @@ class Course:
     def left_without_loader(self) -> range:
         """What a loop without a loader counts."""
         return range(self._progress.step * self.accumulate, (self._max_steps or 0) * self.accumulate)
+
+    def exhaust(self, batches: Iterator[Any]) -> None:
+        """After the last batch: lets the loader end its epoch, and does not believe a wrong length."""
+        if next(batches, self) is not self:
+            raise InputError(
+                f"len(loader) is {self.batches()}, but it gave more batches; mend __len__ of its data set, or remove it"
+            )
+
+    def no_batch(self) -> InputError:
+        """What is wrong with a loader whose epoch has none."""
+        return InputError(
+            f"the loader gave no batch in epoch {self._progress.epoch}: its data set is empty, or smaller than one "
+            "batch with drop_last=True"
+        )
 
     def took(self) -> None:
         """The batch in hand was trained, and it completes no step."""

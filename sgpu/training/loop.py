@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sgpu.checkpoint.reports import Restored
-from sgpu.contract.errors import InputError
 from sgpu.contract.status import State
 from sgpu.training.agreement import Agreement
 from sgpu.training.arguments import check_counts, check_parts, choose_policy
 from sgpu.training.buffers import OwnBuffers
 from sgpu.training.course import Course
+from sgpu.training.divergence import Divergence, DivergencePolicy, choose_divergence
 from sgpu.training.left import settle_later
 from sgpu.training.meter import Meter
 from sgpu.training.position import Position
@@ -38,6 +38,7 @@ class TrainLoop:
         max_steps: the loop ends after so many optimizer steps, all restarts counted.
         checkpoint_every: optimizer steps between checkpoints; None: as the policy says, or automatic.
         checkpoints: a folder, a URL or a policy; None: the decorator's, or the run's own folder.
+        divergence: what `check` does about a bad loss: "stop", "skip", "roll_back" or a policy.
         accumulate: batches an optimizer step; None: those of one global batch, where the loader fixes it, or 1. The
             last group of an epoch may be smaller; `is_update_step` tells.
 
@@ -60,7 +61,9 @@ class TrainLoop:
         checkpoint_every: int | None = None,
         checkpoints: Any = None,
         accumulate: int | None = None,
+        divergence: DivergencePolicy | str = "stop",
     ) -> None:
+        judged = choose_divergence(divergence)
         check_counts(epochs=epochs, max_steps=max_steps, accumulate=accumulate, checkpoint_every=checkpoint_every)
         check_parts(loader=loader, max_steps=max_steps, extra=extra, checkpoints=checkpoints)
         self._loader, self._epochs = loader, epochs
@@ -75,6 +78,7 @@ class TrainLoop:
         self._meter = Meter(self._session)
         self._meter.restoring()
         self._agreement = Agreement()
+        self._divergence = Divergence(judged, self._agreement, self._progress, self._session)
         self._checkpointer = open_checkpointer(
             policy,
             {"model": model, "optimizer": optimizer, "scheduler": scheduler, **(extra or {})},
@@ -124,6 +128,16 @@ class TrainLoop:
         """Records numbers at the present step, for MLflow and the live view. Rank 0's are kept."""
         self._progress.note(metrics)
         self._meter.log(metrics)
+
+    def check(self, loss: Any) -> bool:
+        """Whether to train on the batch in hand, asked with its loss before `backward`, on every rank alike.
+
+        False: some rank's loss is NaN, infinite or has exploded, and all pass their batches over.
+
+        Raises:
+            DivergenceError: it is to end the run, or to take it back to the newest checkpoint.
+        """
+        return self._divergence.check(loss)
 
     def save(self) -> None:
         """Asks for a checkpoint at the end of the present step. To be called on every rank alike."""
@@ -198,28 +212,17 @@ class TrainLoop:
             ended = course.completes_epoch
             course.stepped()
             if ended:
-                self._exhaust(batches)
+                course.exhaust(batches)
                 self._next_epoch()
             meter.stepped(self._progress.step, epoch=self._progress.epoch, total_steps=course.total_steps())
             self._after_step()
-
-    def _exhaust(self, batches: Iterator[Any]) -> None:
-        """After the last batch: lets the loader end its epoch, and does not believe a wrong length."""
-        if next(batches, self) is not self:
-            raise InputError(
-                f"len(loader) is {self._course.batches()}, but it gave more batches; mend __len__ of its data set, "
-                "or remove it"
-            )
 
     def _end_epoch(self) -> None:
         """The loader ended by itself: its length was not known, or the last group was dropped."""
         if self._progress.batch:
             self._next_epoch()
             return
-        raise InputError(
-            f"the loader gave no batch in epoch {self._progress.epoch}: its data set is empty, or smaller than one "
-            "batch with drop_last=True"
-        )
+        raise self._course.no_batch()
 
     def _next_epoch(self) -> None:
         self._session.emit("epoch_ended", epoch=self._progress.epoch)

@@ -14,12 +14,15 @@ class Progress:
         step: optimizer steps completed.
         epoch: of the next batch.
         batch: batches of this epoch that were trained.
+        losses: the last good ones of this rank, where the loop checks them; `bad_in_a_row`: batches passed over since.
     """
 
     def __init__(self) -> None:
         self.step = 0
         self.epoch = 0
         self.batch = 0
+        self.losses: list[float] = []
+        self.bad_in_a_row = 0
         self._metrics: dict[str, Any] = {}
 
     def note(self, values: dict[str, Any]) -> None:
@@ -33,8 +36,12 @@ class Progress:
         return {name: number_of(name, value) for name, value in self._metrics.items()}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"step": self.step, "epoch": self.epoch, "batch": self.batch, "metrics": self.metrics()}
+        return {
+            "step": self.step, "epoch": self.epoch, "batch": self.batch, "metrics": self.metrics(),
+            "losses": self.losses, "bad_in_a_row": self.bad_in_a_row,
+        }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.step, self.epoch, self.batch = int(state["step"]), int(state["epoch"]), int(state["batch"])
         self._metrics = dict(state.get("metrics", {}))
+        self.losses, self.bad_in_a_row = list(state.get("losses", [])), int(state.get("bad_in_a_row", 0))

@@ -44,6 +44,7 @@ _LEVELS: dict[str, Level] = {
     "resized": "warning",
     "node_joined": "detail",
     "node_lost": "warning",
+    "diverged": "warning",
     "preempted": "warning",
     "metrics_lost": "warning",
     "warning": "warning",
@@ -165,6 +166,17 @@ def _run_ended(record: Record) -> str:
     return f"{words}: {message}" if message else words
 
 
+_DONE = {"skip": "the batch is passed over", "roll_back": "back to the newest checkpoint", "stop": "the run ends"}
+
+
+def _diverged(record: Record) -> str:
+    words = (
+        f"rank {count(record.get('rank'))}'s loss in step {count(record.get('step'))} is {plain(record.get('value'))}"
+    )
+    then = _DONE.get(str(record.get("action")))
+    return f"{words}: {then}" if then else words
+
+
 _TELL: dict[str, Callable[[Record], str]] = {
     "run_started": _run_started,
     "generation_started": _generation_started,
@@ -182,6 +194,7 @@ _TELL: dict[str, Callable[[Record], str]] = {
     "resized": _resized,
     "node_joined": _node_joined,
     "node_lost": lambda record: plain(record.get("message")) or f"node {count(record.get('node'))} was lost",
+    "diverged": _diverged,
     "epoch_ended": lambda record: f"epoch {count(record.get('epoch'))} ended",
     "preempted": _preempted,
     "metrics_lost": _metrics_lost,

@@ -64,6 +64,8 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "restarted from step 1,200 in 0.9 s; 14 steps done again"),
     ("resumed", {"from_step": 8, "seconds": 0.9, "recomputed_steps": 0}, "good",
      "restarted from step 8 in 0.9 s; no step done again"),
+    ("diverged", {"rank": 1, "step": 1200, "value": "nan", "action": "skip"}, "warning",
+     "rank 1's loss in step 1,200 is nan: the batch is passed over"),
     ("epoch_ended", {"epoch": 2}, "info", "epoch 2 ended"),
     ("preempted", {"signal": 15}, "warning", "asked to stop (signal 15): saves a checkpoint, then ends"),
     ("preempted", {"signal": "SIGTERM"}, "warning", "asked to stop (SIGTERM): saves a checkpoint, then ends"),
