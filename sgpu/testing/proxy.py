@@ -102,7 +102,7 @@ class FaultyProxy:
 
     def _serve(self, link: socket.socket) -> None:
         fault = self._next_fault()
-        with link:
+        with link, contextlib.suppress(OSError):  # either side may be gone by now
             if fault == "reset":
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 return
