@@ -15,6 +15,7 @@ from sgpu.agent.policy import Decision, Past, decide
 from sgpu.agent.recovery import Recovery
 from sgpu.agent.report import Commits, Report
 from sgpu.agent.stopping import Stopping
+from sgpu.agent.stragglers import Stragglers
 from sgpu.agent.workers import Exit, HostLostError, WorkerHost, worker_name
 from sgpu.contract.clock import Clock
 from sgpu.contract.events import emit
@@ -58,7 +59,7 @@ class Supervisor:
         self._report = Report(run, page, host, clock)
         self._commits = Commits(run)
         self._hangs = Hangs(run, host, clock, spec.restarts)
-        self._recovery = Recovery(run)
+        self._recovery, self._stragglers = Recovery(run), Stragglers()
         self._started_at = clock.monotonic()
         self._port = ReservedPort(address)
 
@@ -118,6 +119,7 @@ class Supervisor:
         before = self._generation.world_size
         self._generation = Generation(self._run, number, before, self._clock)
         self._hangs.begin(number)
+        self._stragglers.begin(number)
         members = self._wait_for_members()
         if not members:
             return
@@ -195,6 +197,8 @@ class Supervisor:
                 beats, generation=generation.number, committed_step=self._commits.newest(),
                 now=self._clock.monotonic(),
             )  # fmt: skip
+        for slow in self._stragglers.look(beats):
+            emit(self._run, "straggler", generation=generation.number, **vars(slow))
         hang = self._hangs.look(beats, generation.running) if not generation.failures else None
         if hang is not None:
             generation.add(hang)

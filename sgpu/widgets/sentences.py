@@ -45,6 +45,7 @@ _LEVELS: dict[str, Level] = {
     "node_joined": "detail",
     "node_lost": "warning",
     "diverged": "warning",
+    "straggler": "warning",
     "preempted": "warning",
     "metrics_lost": "warning",
     "warning": "warning",
@@ -177,6 +178,14 @@ def _diverged(record: Record) -> str:
     return f"{words}: {then}" if then else words
 
 
+def _straggler(record: Record) -> str:
+    words = f"rank {count(record.get('rank'))} holds the others up: it waits longer for data"
+    ratio = record.get("ratio")
+    if isinstance(ratio, (int, float)):
+        words += f", {ratio:.1f} times as long as most"
+    return words
+
+
 _TELL: dict[str, Callable[[Record], str]] = {
     "run_started": _run_started,
     "generation_started": _generation_started,
@@ -195,6 +204,7 @@ _TELL: dict[str, Callable[[Record], str]] = {
     "node_joined": _node_joined,
     "node_lost": lambda record: plain(record.get("message")) or f"node {count(record.get('node'))} was lost",
     "diverged": _diverged,
+    "straggler": _straggler,
     "epoch_ended": lambda record: f"epoch {count(record.get('epoch'))} ended",
     "preempted": _preempted,
     "metrics_lost": _metrics_lost,

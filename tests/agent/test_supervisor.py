@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from sgpu.agent.supervisor import Supervisor
 from sgpu.agent.workers import NodeLostError
 from sgpu.contract.events import emit
-from sgpu.contract.heartbeat import Page, Request, Section
+from sgpu.contract.heartbeat import Category, Page, Request, Section
 from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.records import read_all
 from sgpu.contract.rundir import RunDir
@@ -77,6 +78,7 @@ def bench(tmp_path: pathlib.Path) -> Callable[..., Bench]:
 
 
 _SIGKILL = 9
+_STARTED = time.monotonic()
 
 
 def test_a_run_that_succeeds(bench: Callable[..., Bench]) -> None:
@@ -587,3 +589,29 @@ def test_a_resumed_run_goes_on_counting_generations(bench: Callable[..., Bench])
     status = run.supervise(returns(0, 1), first_generation=3)
     assert run.starts() == ["rank0.g3", "rank1.g3"]
     assert (status.state, status.generation, status.restarts) == ("SUCCEEDED", 3, 0)
+
+
+def test_a_rank_that_waits_for_data_window_after_window_is_named(bench: Callable[..., Bench]) -> None:
+    one = bench()
+
+    def window(number: int) -> Turn:
+        """Both ranks are 20 steps and 4 s further; rank 1 has waited for data for half of it, rank 0 for a tenth."""
+
+        def turn(host: ScriptedHost) -> list[Any]:
+            for rank, waited in ((0, 0.4), (1, 2.0)):
+                slot = host.page.slot(rank)
+                slot.beat(20 * number)
+                before = slot.read()
+                seconds = list(before.seconds)
+                seconds[Category.DATA] = waited * number
+                beat_ns = int((_STARTED + 4.0 * number) * 1e9)
+                slot.mirror(dataclasses.replace(before, beat_ns=beat_ns, seconds=tuple(seconds)))
+            return []
+
+        return turn
+
+    status = one.supervise(*(window(number) for number in range(1, 6)), returns(0, 1))
+    assert status.state == "SUCCEEDED"
+    (told,) = [event for event in read_all(one.run.events) if event["kind"] == "straggler"]
+    assert (told["rank"], told["generation"], round(told["ratio"], 3)) == (1, 0, 5.0)
+    assert told["data_seconds"] == pytest.approx(0.1)
