@@ -219,8 +219,8 @@ def _write(run: RunDir, spec: RunSpec, content: bytes) -> None:
 
 
 def _check_writable(root: str) -> None:
-    from sgpu.checkpoint.ownership import check_free
-    from sgpu.checkpoint.storage import check_writable
+    from sgpu.checkpoint.stores.storage import check_writable
+    from sgpu.checkpoint.writing.ownership import check_free
 
     try:
         check_writable(root)

@@ -9,30 +9,30 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sgpu.checkpoint.catalog import Catalog
-    from sgpu.checkpoint.choose import find_latest_valid
-    from sgpu.checkpoint.dcp_reader import VolumeReader
-    from sgpu.checkpoint.dcp_writer import VolumeWriter
+    from sgpu.checkpoint.dcp.reader import VolumeReader
+    from sgpu.checkpoint.dcp.writer import VolumeWriter
     from sgpu.checkpoint.engine import Checkpointer
+    from sgpu.checkpoint.keeping.choose import find_latest_valid
+    from sgpu.checkpoint.looking.catalog import Catalog
     from sgpu.checkpoint.reports import Restored, SaveReport
-    from sgpu.checkpoint.storage import check_writable
+    from sgpu.checkpoint.stores.storage import check_writable
     from sgpu.contract.policies import CheckpointPolicy
 
     UCVolumeWriter = VolumeWriter
     UCVolumeReader = VolumeReader
 
 _HOME = {
-    "Catalog": ("sgpu.checkpoint.catalog", "Catalog"),
+    "Catalog": ("sgpu.checkpoint.looking.catalog", "Catalog"),
     "CheckpointPolicy": ("sgpu.contract.policies", "CheckpointPolicy"),
     "Checkpointer": ("sgpu.checkpoint.engine", "Checkpointer"),
     "Restored": ("sgpu.checkpoint.reports", "Restored"),
     "SaveReport": ("sgpu.checkpoint.reports", "SaveReport"),
-    "UCVolumeReader": ("sgpu.checkpoint.dcp_reader", "VolumeReader"),
-    "UCVolumeWriter": ("sgpu.checkpoint.dcp_writer", "VolumeWriter"),
-    "VolumeReader": ("sgpu.checkpoint.dcp_reader", "VolumeReader"),
-    "VolumeWriter": ("sgpu.checkpoint.dcp_writer", "VolumeWriter"),
-    "check_writable": ("sgpu.checkpoint.storage", "check_writable"),
-    "find_latest_valid": ("sgpu.checkpoint.choose", "find_latest_valid"),
+    "UCVolumeReader": ("sgpu.checkpoint.dcp.reader", "VolumeReader"),
+    "UCVolumeWriter": ("sgpu.checkpoint.dcp.writer", "VolumeWriter"),
+    "VolumeReader": ("sgpu.checkpoint.dcp.reader", "VolumeReader"),
+    "VolumeWriter": ("sgpu.checkpoint.dcp.writer", "VolumeWriter"),
+    "check_writable": ("sgpu.checkpoint.stores.storage", "check_writable"),
+    "find_latest_valid": ("sgpu.checkpoint.keeping.choose", "find_latest_valid"),
 }
 
 __all__ = [

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 
-from sgpu.checkpoint import names, ownership, trouble
-from sgpu.checkpoint.ranks import Ranks
-from sgpu.checkpoint.storage import Store
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.restoring.ranks import Ranks
+from sgpu.checkpoint.stores import trouble
+from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.writing import ownership
 from sgpu.contract.errors import CheckpointError
 
 log = logging.getLogger("sgpu.checkpoint")

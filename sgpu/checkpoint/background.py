@@ -13,12 +13,12 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from sgpu.checkpoint import trouble
-from sgpu.checkpoint.finish import failed, try_to_tell
-from sgpu.checkpoint.job import SaveJob
-from sgpu.checkpoint.stage import Staged
-from sgpu.checkpoint.storage import Store
-from sgpu.checkpoint.writers import Writer
+from sgpu.checkpoint.helper.finish import failed, try_to_tell
+from sgpu.checkpoint.helper.writers import Writer
+from sgpu.checkpoint.live.stage import Staged
+from sgpu.checkpoint.stores import trouble
+from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
 

@@ -13,20 +13,22 @@ from types import TracebackType
 from typing import Any, Literal
 
 from sgpu import settings
-from sgpu.checkpoint import arguments, prune, trouble, versions
-from sgpu.checkpoint import state as state_parts
+from sgpu.checkpoint import arguments, versions
 from sgpu.checkpoint.attempts import Attempts
 from sgpu.checkpoint.background import Background, Flight, call_before_steps, finish_in_background
-from sgpu.checkpoint.finish import try_to_tell
-from sgpu.checkpoint.helper_writer import HelperWriter
-from sgpu.checkpoint.job import SaveJob
+from sgpu.checkpoint.helper.finish import try_to_tell
+from sgpu.checkpoint.helper.helper_writer import HelperWriter
+from sgpu.checkpoint.helper.writers import ThreadWriter, Writer
+from sgpu.checkpoint.keeping import prune
+from sgpu.checkpoint.live import state as state_parts
+from sgpu.checkpoint.live.stage import Staged, Stager
 from sgpu.checkpoint.outcomes import Outcomes
-from sgpu.checkpoint.ranks import Ranks
 from sgpu.checkpoint.reports import Restored, SaveReport
-from sgpu.checkpoint.restore import Restorer
-from sgpu.checkpoint.stage import Staged, Stager
-from sgpu.checkpoint.storage import Store, open_store
-from sgpu.checkpoint.writers import ThreadWriter, Writer
+from sgpu.checkpoint.restoring.ranks import Ranks
+from sgpu.checkpoint.restoring.restore import Restorer
+from sgpu.checkpoint.stores import trouble
+from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.contract.clock import Clock, SystemClock
 from sgpu.contract.errors import CheckpointError
 from sgpu.contract.failpoint import failpoint

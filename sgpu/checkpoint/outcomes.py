@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 
 from sgpu.checkpoint.background import Flight
+from sgpu.checkpoint.helper.writers import Writer
+from sgpu.checkpoint.live.stage import CHANGED
 from sgpu.checkpoint.reports import SaveReport
-from sgpu.checkpoint.stage import CHANGED
-from sgpu.checkpoint.writers import Writer
 from sgpu.contract.clock import Clock
 from sgpu.contract.errors import CheckpointSaveError
 from sgpu.contract.policies import CheckpointPolicy

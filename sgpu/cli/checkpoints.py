@@ -7,10 +7,11 @@ import time
 
 import typer
 
-from sgpu.checkpoint import Catalog, choose
-from sgpu.checkpoint.inspection import Verification
-from sgpu.checkpoint.inventory import Entry
-from sgpu.checkpoint.storage import open_store
+from sgpu.checkpoint import Catalog
+from sgpu.checkpoint.keeping import choose
+from sgpu.checkpoint.looking.inspection import Verification
+from sgpu.checkpoint.looking.inventory import Entry
+from sgpu.checkpoint.stores.storage import open_store
 from sgpu.cli import screen
 from sgpu.contract.errors import CheckpointNotFoundError, InputError
 from sgpu.contract.rundir import RunDir

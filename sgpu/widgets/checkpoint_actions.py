@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sgpu.checkpoint import Catalog, prune
+from sgpu.checkpoint import Catalog
+from sgpu.checkpoint.keeping import prune
 from sgpu.contract.errors import CheckpointError, CheckpointNotFoundError, InputError
 from sgpu.contract.status import read_status
 from sgpu.run import Run

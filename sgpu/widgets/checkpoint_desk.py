@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from sgpu.checkpoint import Catalog, names
-from sgpu.checkpoint.choose import Opened
-from sgpu.checkpoint.manifest import Manifest
+from sgpu.checkpoint import Catalog
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.format.manifest import Manifest
+from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.contract.errors import SgpuError
 from sgpu.widgets import checkpoint_actions as actions
 from sgpu.widgets import checkpoint_detail as detail

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sgpu.checkpoint import names
-from sgpu.checkpoint.choose import Opened
-from sgpu.checkpoint.inspection import Difference
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.keeping.choose import Opened
+from sgpu.checkpoint.looking.inspection import Difference
 from sgpu.contract.status import read_status
 from sgpu.widgets.checkpoint_place import Place
 from sgpu.widgets.checkpoint_rows import CheckpointRow

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from sgpu.checkpoint.choose import Opened
+from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.widgets import checkpoint_detail as detail
 from sgpu.widgets import checkpoint_wire as wire
 from sgpu.widgets.checkpoint_rows import CheckpointRow, Shelf

@@ -8,10 +8,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from sgpu.checkpoint import choose, names
-from sgpu.checkpoint.choose import Opened
-from sgpu.checkpoint.prune import score
-from sgpu.checkpoint.storage import Store, open_store
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.keeping import choose
+from sgpu.checkpoint.keeping.choose import Opened
+from sgpu.checkpoint.keeping.prune import score
+from sgpu.checkpoint.stores.storage import Store, open_store
 from sgpu.contract import records
 from sgpu.contract.errors import CheckpointError
 from sgpu.contract.policies import CheckpointPolicy

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sgpu.checkpoint.manifest import Manifest
-from sgpu.checkpoint.metadata_pickle import CheckpointIndex, TensorInfo
+from sgpu.checkpoint.format.manifest import Manifest
+from sgpu.checkpoint.format.metadata_pickle import CheckpointIndex, TensorInfo
 
 _DIGITS = re.compile(r"(\d+)")
 _OPEN_AT_FIRST = 30  # lines

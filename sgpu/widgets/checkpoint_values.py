@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sgpu.checkpoint import checksum
-from sgpu.checkpoint.choose import Opened
-from sgpu.checkpoint.manifest import Item
-from sgpu.checkpoint.metadata_pickle import Chunk, Place
-from sgpu.checkpoint.storage import Store
+from sgpu.checkpoint.format import checksum
+from sgpu.checkpoint.format.manifest import Item
+from sgpu.checkpoint.format.metadata_pickle import Chunk, Place
+from sgpu.checkpoint.keeping.choose import Opened
+from sgpu.checkpoint.stores.storage import Store
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointNotFoundError, InputError
 from sgpu.widgets.checkpoint_tensors import item_bytes
 

@@ -41,9 +41,9 @@ VIOLATIONS = (
     ("cli/runs.py", "import sgpu.agent.policy", "sgpu.cli.runs -> sgpu.agent.policy"),
     ("worker/cpu.py", "from sgpu.metrics import mlflow_reader", "sgpu.worker.cpu -> sgpu.metrics.mlflow_reader"),
     (
-        "checkpoint/names.py",
+        "checkpoint/format/names.py",
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import sgpu.training.loop",
-        "sgpu.checkpoint.names -> sgpu.training.loop",
+        "sgpu.checkpoint.format.names -> sgpu.training.loop",
     ),
     ("goodput.py", "import sgpu", "sgpu.goodput -> sgpu"),
 )

@@ -19,11 +19,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sgpu.checkpoint import Catalog, choose, commit, names, ownership, shard_index, told
-from sgpu.checkpoint.commit import Patience
-from sgpu.checkpoint.job import SaveJob
-from sgpu.checkpoint.storage import PosixStore
-from sgpu.checkpoint.told import Told
+from sgpu.checkpoint import Catalog
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.keeping import choose
+from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.writing import commit, ownership, shard_index, told
+from sgpu.checkpoint.writing.commit import Patience
+from sgpu.checkpoint.writing.job import SaveJob
+from sgpu.checkpoint.writing.told import Told
 from tests.benchmarks import large_model
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -143,8 +146,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from sgpu.checkpoint import share
-from sgpu.checkpoint.parts import Held
+from sgpu.checkpoint.live import share
+from sgpu.checkpoint.live.parts import Held
 from tests.benchmarks import large_model as scale
 
 WORLD = 16_384

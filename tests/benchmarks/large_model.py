@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from sgpu.checkpoint import names
-from sgpu.checkpoint.checksum import Span
-from sgpu.checkpoint.job import Layout, Row, SaveJob
-from sgpu.checkpoint.told import Told
-from sgpu.checkpoint.write import WrittenFile
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.format.checksum import Span
+from sgpu.checkpoint.writing.job import Layout, Row, SaveJob
+from sgpu.checkpoint.writing.told import Told
+from sgpu.checkpoint.writing.write import WrittenFile
 from sgpu.contract.policies import CheckpointPolicy
 
 TENSOR_RANKS = 8

@@ -14,16 +14,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from sgpu.checkpoint import (
-    Catalog,
-    Checkpointer,
-    CheckpointPolicy,
-    VolumeReader,
-    checksum,
-    dtypes,
-    find_latest_valid,
-)
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, find_latest_valid
+from sgpu.checkpoint.format import checksum, dtypes
+from sgpu.checkpoint.stores.storage import PosixStore
 from sgpu.contract.errors import (
     CheckpointFormatError,
     CheckpointMismatchError,

@@ -16,14 +16,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from sgpu.checkpoint import (
-    Catalog,
-    Checkpointer,
-    CheckpointPolicy,
-    VolumeWriter,
-    commit,
-)
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeWriter
+from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.writing import commit
 from sgpu.contract import failpoint
 from sgpu.contract.errors import (
     CheckpointError,

@@ -8,9 +8,9 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgpu.checkpoint.checksum import SpanChecksums, combine
+from sgpu.checkpoint.format.checksum import SpanChecksums, combine
+from sgpu.checkpoint.format.manifest import FileEntry, Item, Manifest
 from sgpu.checkpoint.interval import interval_seconds
-from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
 from sgpu.contract.errors import CheckpointCorruptError, InputError
 
 

@@ -11,8 +11,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemWriter
 
-from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid, names, prune
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.keeping import prune
+from sgpu.checkpoint.stores.storage import PosixStore
 from sgpu.contract.errors import CheckpointNotFoundError, InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

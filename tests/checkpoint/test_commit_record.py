@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from sgpu.checkpoint import metadata_pickle, metadata_write
+from sgpu.checkpoint.format import metadata_pickle, metadata_write
 
 
 def _tensor(dtype: torch.dtype, shape: list[int], *chunks: tuple[list[int], list[int]]) -> TensorStorageMetadata:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from sgpu.checkpoint import Checkpointer, CheckpointPolicy
-from sgpu.checkpoint.cuda import Pinned, SideStreams
+from sgpu.checkpoint.live.cuda import Pinned, SideStreams
 
 pytestmark = [
     pytest.mark.gpu,

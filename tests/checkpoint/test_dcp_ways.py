@@ -133,7 +133,7 @@ def test_a_writer_is_not_sent_away_from_memory_that_only_this_process_has() -> N
 
 SHARED = """
 import torch.distributed.checkpoint as dcp
-from sgpu.checkpoint import sources
+from sgpu.checkpoint.restoring import sources
 read = 0
 real = sources.Sources.read_into
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint.stores.storage import PosixStore
 from sgpu.contract.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -136,7 +136,7 @@ def test_background_staging_notices_a_change_that_came_too_early(
 ) -> None:
     import threading
 
-    from sgpu.checkpoint.stage import Staged
+    from sgpu.checkpoint.live.stage import Staged
 
     changed = threading.Event()
     copy_now = Staged.copy
@@ -169,7 +169,7 @@ def test_automatic_staging_forgives_a_change_that_came_too_early_once(
 ) -> None:
     import threading
 
-    from sgpu.checkpoint.stage import Staged
+    from sgpu.checkpoint.live.stage import Staged
 
     changed = threading.Event()
     copy_now = Staged.copy

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from sgpu.checkpoint.guests import Guests
-from sgpu.checkpoint.job import Layout, Row, SaveJob
-from sgpu.checkpoint.peer_wire import PeerError
-from sgpu.checkpoint.segment import Segment
+from sgpu.checkpoint.helper.guests import Guests
+from sgpu.checkpoint.helper.peer_wire import PeerError
+from sgpu.checkpoint.writing.job import Layout, Row, SaveJob
+from sgpu.checkpoint.writing.segment import Segment
 
 PLENTY = 2**40
 SIZE = 3_000_000

@@ -18,18 +18,10 @@ from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 from typer.testing import CliRunner
 
-from sgpu.checkpoint import (
-    Catalog,
-    Checkpointer,
-    CheckpointPolicy,
-    VolumeReader,
-    checksum,
-    find_latest_valid,
-    metadata_pickle,
-    values,
-)
-from sgpu.checkpoint.manifest import FileEntry, Manifest
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, find_latest_valid
+from sgpu.checkpoint.format import checksum, metadata_pickle, values
+from sgpu.checkpoint.format.manifest import FileEntry, Manifest
+from sgpu.checkpoint.stores.storage import PosixStore
 from sgpu.cli import app
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, UnsafeCheckpointError
 from sgpu.testing import hostile

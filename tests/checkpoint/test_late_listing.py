@@ -6,8 +6,9 @@ import pathlib
 
 import torch
 
-from sgpu.checkpoint import Checkpointer, CheckpointPolicy, choose
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint import Checkpointer, CheckpointPolicy
+from sgpu.checkpoint.keeping import choose
+from sgpu.checkpoint.stores.storage import PosixStore
 from sgpu.testing.stores import LateListingStore
 
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from sgpu.checkpoint import Checkpointer, CheckpointPolicy
-from sgpu.checkpoint.storage import PosixStore, Store
+from sgpu.checkpoint.stores.storage import PosixStore, Store
 from sgpu.contract.errors import CheckpointError
 from sgpu.testing.stores import READING, WRITING, Fault, FaultyStore
 
@@ -128,7 +128,7 @@ CASES = {
 }
 WRITING_CASES = {name: replace(case, counted=WRITING) for name, case in CASES.items() if case.counted & WRITING}
 TWO_RANKS = """
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint.stores.storage import PosixStore
 class Own:
     def state_dict(self): return {"n": self.n}
     def load_state_dict(self, state): self.n = state["n"]

@@ -11,8 +11,8 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, VolumeWriter, find_latest_valid
-from sgpu.checkpoint.remote import IN_MEMORY_BYTES
-from sgpu.checkpoint.storage import Store, open_store
+from sgpu.checkpoint.stores.remote import IN_MEMORY_BYTES
+from sgpu.checkpoint.stores.storage import Store, open_store
 from sgpu.contract.errors import CheckpointError
 
 pytestmark = [

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from sgpu.checkpoint.guests import Guests
-from sgpu.checkpoint.job import Layout, SaveJob
-from sgpu.checkpoint.peers import Node, Peers, connect
+from sgpu.checkpoint.helper.guests import Guests
+from sgpu.checkpoint.helper.peers import Node, Peers, connect
+from sgpu.checkpoint.writing.job import Layout, SaveJob
 
 
 @pytest.fixture

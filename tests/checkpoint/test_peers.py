@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from sgpu.checkpoint import peer_wire
-from sgpu.checkpoint.guests import Guests, Loan, look_at
-from sgpu.checkpoint.job import Layout, Row, SaveJob
-from sgpu.checkpoint.peer_wire import PeerError
-from sgpu.checkpoint.peers import Node, Peers, connect
-from sgpu.checkpoint.replica import Copied, Copier, Failures, Offer
-from sgpu.checkpoint.segment import Segment
-from sgpu.checkpoint.write import sums_of
+from sgpu.checkpoint.helper import peer_wire
+from sgpu.checkpoint.helper.guests import Guests, Loan, look_at
+from sgpu.checkpoint.helper.peer_wire import PeerError
+from sgpu.checkpoint.helper.peers import Node, Peers, connect
+from sgpu.checkpoint.helper.replica import Copied, Copier, Failures, Offer
+from sgpu.checkpoint.writing.job import Layout, Row, SaveJob
+from sgpu.checkpoint.writing.segment import Segment
+from sgpu.checkpoint.writing.write import sums_of
 from sgpu.contract import failpoint
 from sgpu.testing.proxy import FaultyProxy
 

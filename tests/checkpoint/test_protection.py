@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint.stores.storage import PosixStore
 from sgpu.contract.errors import CheckpointNotFoundError
 from sgpu.testing.stores import GateStore
 
@@ -41,7 +41,7 @@ def test_a_protected_step_outlives_every_rule_of_every_run(tmp_path: pathlib.Pat
 
 
 def test_what_is_protected_between_deciding_and_removing_stays(tmp_path: pathlib.Path) -> None:
-    from sgpu.checkpoint import prune
+    from sgpu.checkpoint.keeping import prune
 
     save(tmp_path, 1, 2)
     Catalog(tmp_path).protect(1)

@@ -14,8 +14,8 @@ import s3fs
 import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, VolumeWriter, find_latest_valid
-from sgpu.checkpoint.remote import IN_MEMORY_BYTES, FsspecStore
-from sgpu.checkpoint.storage import Store, open_store
+from sgpu.checkpoint.stores.remote import IN_MEMORY_BYTES, FsspecStore
+from sgpu.checkpoint.stores.storage import Store, open_store
 from sgpu.contract.errors import CheckpointError
 from sgpu.testing.proxy import Fault, FaultyProxy
 

@@ -8,7 +8,8 @@ import pickle
 import pytest
 from torch.distributed.checkpoint.metadata import Metadata
 
-from sgpu.checkpoint import Checkpointer, CheckpointPolicy, find_latest_valid, metadata_pickle
+from sgpu.checkpoint import Checkpointer, CheckpointPolicy, find_latest_valid
+from sgpu.checkpoint.format import metadata_pickle
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError
 
 

@@ -11,7 +11,8 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.api import CheckpointException
 
-from sgpu.checkpoint import Catalog, VolumeReader, find_latest_valid, shard_index
+from sgpu.checkpoint import Catalog, VolumeReader, find_latest_valid
+from sgpu.checkpoint.writing import shard_index
 from sgpu.contract.errors import CheckpointCorruptError
 
 # Shards, and tensors that one rank writes whole; every checkpoint counts as one of too many shards.
@@ -20,8 +21,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from sgpu.checkpoint import shard_index
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint.writing import shard_index
+from sgpu.checkpoint.stores.storage import PosixStore
 shard_index.MOST_LISTED = 0
 torch.manual_seed(0)
 inner = nn.Sequential(nn.Linear(6, 10), nn.BatchNorm1d(10), nn.Linear(10, 6))

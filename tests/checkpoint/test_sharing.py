@@ -12,7 +12,7 @@ from sgpu.checkpoint import Catalog
 SCRIPT = """
 import torch.distributed as dist
 from torch import nn
-from sgpu.checkpoint import sharing, sources
+from sgpu.checkpoint.restoring import sharing, sources
 from sgpu.contract.errors import CheckpointError
 
 PER_MACHINE = int(os.environ["PER_MACHINE"])

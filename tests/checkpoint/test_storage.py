@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
-from sgpu.checkpoint.remote import FsspecStore
-from sgpu.checkpoint.storage import CHUNK_BYTES, PosixStore, Store, check_writable, open_store
+from sgpu.checkpoint.stores.remote import FsspecStore
+from sgpu.checkpoint.stores.storage import CHUNK_BYTES, PosixStore, Store, check_writable, open_store
 from sgpu.contract.errors import CheckpointError
 from sgpu.testing.stores import FaultyStore
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sgpu.checkpoint.survey import Inventory, Seen, plan
+from sgpu.checkpoint.helper.survey import Inventory, Seen, plan
 
 A, B = "step-00000010", "step-00000020"
 

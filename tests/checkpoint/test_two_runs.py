@@ -16,9 +16,11 @@ import pytest
 import torch
 
 import sgpu
-from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, names, ownership
-from sgpu.checkpoint.ownership import Owner
-from sgpu.checkpoint.storage import PosixStore
+from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.writing import ownership
+from sgpu.checkpoint.writing.ownership import Owner
 from sgpu.contract.errors import CheckpointError, CheckpointMismatchError, CheckpointSaveError, InputError
 from sgpu.contract.process import ProcessId
 from sgpu.contract.rundir import RunDir

@@ -20,8 +20,8 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-from sgpu.checkpoint import checksum, names
-from sgpu.checkpoint.manifest import FileEntry, Item, Manifest
+from sgpu.checkpoint.format import checksum, names
+from sgpu.checkpoint.format.manifest import FileEntry, Item, Manifest
 
 CREATED = 1_796_000_000.0
 SHARD = "__0_0.distcp"

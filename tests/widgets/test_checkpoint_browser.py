@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgpu.checkpoint import Catalog
-from sgpu.checkpoint.choose import open_checkpoint
+from sgpu.checkpoint.keeping.choose import open_checkpoint
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError, InputError
 from sgpu.contract.policies import CheckpointPolicy
 from sgpu.contract.rundir import RunDir

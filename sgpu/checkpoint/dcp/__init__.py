@@ -1,0 +1,1 @@
+"""Back-ends for torch.distributed.checkpoint alone."""

@@ -1,0 +1,1 @@
+"""Which checkpoints of a root count, which stay, and which go. Without torch."""

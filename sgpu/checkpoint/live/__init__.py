@@ -1,0 +1,1 @@
+"""The live objects: taken apart into tensors and plain values, and staged."""

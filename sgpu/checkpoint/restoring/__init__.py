@@ -1,0 +1,1 @@
+"""From a checkpoint, on a volume or in memory, back into the live objects."""

@@ -1,0 +1,1 @@
+"""Places for files: a folder, or anything that fsspec reaches. Without torch."""

@@ -1,0 +1,1 @@
+"""From staged memory to a committed checkpoint. Without torch."""
