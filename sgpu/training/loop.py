@@ -9,6 +9,7 @@ from sgpu.checkpoint.reports import Restored
 from sgpu.contract.status import State
 from sgpu.training.agreement import Agreement
 from sgpu.training.arguments import check_counts, check_parts, choose_policy
+from sgpu.training.buckets import settle as settle_buckets
 from sgpu.training.buffers import OwnBuffers
 from sgpu.training.course import Course
 from sgpu.training.divergence import Divergence, DivergencePolicy, choose_divergence
@@ -77,6 +78,7 @@ class TrainLoop:
         )
         self._meter = Meter(self._session)
         self._meter.restoring()
+        settle_buckets(model, *(extra or {}).values())
         self._agreement = Agreement()
         self._divergence = Divergence(judged, self._agreement, self._progress, self._session)
         self._checkpointer = open_checkpointer(
@@ -91,8 +93,6 @@ class TrainLoop:
         )  # fmt: skip
         self._stop = StopRequest(self._session.slot)
         self._save_asked = self._stop_asked = self._closed = False
-
-    # ---- what users read and call
 
     @property
     def step(self) -> int:
