@@ -23,7 +23,8 @@ PLAIN = ("text", "json")
 # Set-up commands, which .ci/run carries out in its own way; test_setup_commands_are_those_of_ci compares them.
 SETUP = (
     "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[notebook,demo]' && .venv/bin/sgpu demo",
-    "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[test]' && .venv/bin/python -m pytest -n 2 --dist loadfile",
+    "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[test]' && "
+    ".venv/bin/python -m pytest -n 2 --dist loadfile",
 )
 
 
