@@ -75,7 +75,10 @@ class Warm:
 def warm() -> Iterator[str]:
     """The name of the process that scripts are forked from; see warm.py."""
     name = f"sgpu-tests-{os.getpid()}-{time.monotonic_ns()}"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1",
+        "KEPT_FOR_THE_SESSION": "1",
+    }  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, str(REPOSITORY / "tests/checkpoint/warm.py"), name], env=environment, text=True,
         stdout=subprocess.PIPE, preexec_fn=functools.partial(process_contract.die_with_parent, os.getpid()),

@@ -62,10 +62,11 @@ class Nodes:
     def gone(self, node: int) -> int:
         """Waits until it has ended."""
         process = self._processes.pop(node)
+        code = process.wait(60)  # by itself: it would end, too, when its input is closed
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             pipe.close()
-        return process.wait(60)
+        return code
 
     def helpers(self) -> list[str]:
         """Names, for the trainers of each rank."""

@@ -150,7 +150,7 @@ def test_an_unknown_protocol_is_refused() -> None:
 def test_what_the_launching_side_uses_loads_no_torch(tmp_path: pathlib.Path) -> None:
     script = (
         "import sys; from sgpu.checkpoint import check_writable, find_latest_valid, Catalog, CheckpointPolicy\n"
-        "from sgpu.checkpoint import helper, retention\n"
+        "from sgpu.checkpoint.helper import __main__\nfrom sgpu.checkpoint.keeping import retention\n"
         f"check_writable({str(tmp_path)!r}); assert find_latest_valid({str(tmp_path)!r}) is None\n"
         "print([m for m in ('torch', 'numpy', 'mlflow', 'fsspec', 'IPython') if m in sys.modules])"
     )

@@ -148,6 +148,7 @@ def test_an_error_of_the_user_arrives_as_itself_and_the_next_pass_works(workers:
         assert next(iter(loader)).tolist() == [0, 1]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may raise in a destructor too
 def test_a_dead_worker_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gc.callbacks", [])  # torch's signal handler may raise inside one of them
 

@@ -93,7 +93,7 @@ def test_whatever_is_lost_the_run_ends_as_the_undisturbed_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, members: Callable[[Run], list[int]],
     until: Callable[..., Any],
 ) -> None:  # fmt: skip
-    monkeypatch.setenv("SGPU_NODE_TIMEOUT_SECONDS", "2")
+    monkeypatch.setenv("SGPU_NODE_TIMEOUT_SECONDS", "4")
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     undisturbed.mkdir()
     disturbed.mkdir()
@@ -117,7 +117,7 @@ def test_whatever_is_lost_the_run_ends_as_the_undisturbed_one(
     assert causes[0] == "SIGKILL, signal 9"
     assert causes[1].startswith("node 1 was lost: its connection")
     assert causes[2].startswith(("node 1 was lost: its connection", "SIGKILL"))
-    assert causes[3].startswith("node 1 was lost: it was silent for 2.")
+    assert causes[3].startswith("node 1 was lost: it was silent for 4.")
     for result in results:
         assert torch.equal(result, expected[0])
     assert survival.check_same(undisturbed, disturbed, world_size=_WORLD) > 0, "nothing was lost"
@@ -233,7 +233,7 @@ def test_a_warm_spare_takes_over(
     members: Callable[[Run], list[int]],
 ) -> None:  # fmt: skip
     """The node's agent is frozen, so that nothing is closed: the spare works in its place, and an end is made of it."""
-    monkeypatch.setenv("SGPU_NODE_TIMEOUT_SECONDS", "2")
+    monkeypatch.setenv("SGPU_NODE_TIMEOUT_SECONDS", "4")
 
     @distributed(gpus=2, on=Local(nodes=2, spares=1))
     def train(folder: str) -> int:
@@ -276,7 +276,7 @@ def test_a_warm_spare_takes_over(
     assert replacement.alive()
     assert replacement not in (lost, spare)
     failure = next(event for event in run.events() if event["kind"] == "failure")
-    assert failure["message"].startswith("node 1 was lost: it was silent for 2.")
+    assert failure["message"].startswith("node 1 was lost: it was silent for 4.")
     (tmp_path / "end").touch()
     first, second = run.result(60)
     assert first == second
