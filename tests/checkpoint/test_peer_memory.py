@@ -62,7 +62,7 @@ class Nodes:
     def gone(self, node: int) -> int:
         """Waits until it has ended."""
         process = self._processes.pop(node)
-        code = process.wait(60)  # by itself: it would end, too, when its input is closed
+        code = process.wait(60)  # by itself: it would end, too, when its input is closed, and with 0
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
             pipe.close()
@@ -87,7 +87,9 @@ class Nodes:
             time.sleep(0.02)  # a file tells nobody that it grew
 
     def close(self) -> None:
-        for node in list(self._processes):
+        for node, process in list(self._processes.items()):
+            assert process.stdin is not None
+            process.stdin.close()
             assert self.gone(node) == 0
 
 
