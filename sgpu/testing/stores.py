@@ -180,7 +180,6 @@ class GateStore:
         self.names = inner.names
         self.size = inner.size
         self.sizes = inner.sizes
-        self.sizes = inner.sizes
         self.read = inner.read
         self.create = inner.create
         self.delete = inner.delete

@@ -34,8 +34,10 @@ class Attempt:
         self._loadings = loadings
         self._own: set[str] = set()
         self._filled: set[str] = set()
+        self._keys: dict[str, set[Key]] = {}
         for _, name, tensor in self._targets():
-            keys = self._keys(name, tensor)
+            keys = {(name, chunk.offsets) for chunk, *_ in filling.overlaps(self.reader, name, tensor)}
+            self._keys[name] = keys
             if hasattr(tensor, "placements"):  # sharded over a device mesh
                 self._own.add(name)
             else:
@@ -79,10 +81,10 @@ class Attempt:
         new: dict[str, torch.Tensor] = {}
         for loading, name, tensor in self._targets():
             if name in chosen and name in loading.live:
-                live |= self._keys(name, tensor)
+                live |= self._keys[name]
             elif name in chosen:
                 new[name] = tensor
-        self.reader.fetch(key for name, tensor in new.items() for key in self._keys(name, tensor))
+        self.reader.fetch(key for name in new for key in self._keys[name])
         self._fill(new)
         self._filled |= new.keys()
         self.reader.verify(live)
@@ -105,9 +107,6 @@ class Attempt:
         for loading in self._loadings:
             for name, tensor in loading.targets.items():
                 yield loading, name, tensor
-
-    def _keys(self, name: str, tensor: torch.Tensor) -> set[Key]:
-        return {(name, chunk.offsets) for chunk, *_ in filling.overlaps(self.reader, name, tensor)}
 
 
 def _saved(reader: ItemReader, part: str, all_parts: set[str]) -> Saved:

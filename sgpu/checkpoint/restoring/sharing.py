@@ -65,7 +65,8 @@ class SharedReading:
         self._ranks = ranks
         self._segment = segment
         self._reader = reader
-        places = {_order(reader.place(key)): (key, reader.place(key)) for key in wanted if key[1] is not None}
+        found = ((key, reader.place(key)) for key in wanted if key[1] is not None)
+        places = {_order(place): (key, place) for key, place in found}
         self._items = [places[order] for order in sorted(places)]
         self._parts = _deal([place.size_bytes for _, place in self._items], ranks.world_size)
         self.reaches: frozenset[int] = frozenset()
@@ -74,7 +75,7 @@ class SharedReading:
     def offer(self) -> Offer:
         token = secrets.token_bytes(Segment.TOKEN_BYTES)
         self._segment.token = token
-        told = repr([(order, place.size_bytes) for order, place in ((_order(p), p) for _, p in self._items)])
+        told = repr([(_order(place), place.size_bytes) for _, place in self._items])
         return Offer(
             digest=checksum.text(checksum.of(told.encode())), pid=os.getpid(), descriptor=self._segment.descriptor,
             token=token.hex(),
