@@ -16,9 +16,11 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
+from sgpu.contract import failpoint
 from sgpu.contract import process as process_contract
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -157,3 +159,19 @@ def helper(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     process.stdin.close()
     process.stdout.close()
     assert process.wait(60) in (0, -9)
+
+
+@pytest.fixture
+def arm(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Arms a failpoint in this process and its helpers; gives a function that tells what fired."""
+    log = tmp_path / "fired.log"
+
+    def do(text: str) -> Callable[[], list[str]]:
+        monkeypatch.setenv("SGPU_FAILPOINT", text)
+        monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(log))
+        failpoint.reset()
+        return lambda: log.read_text().splitlines() if log.exists() else []
+
+    yield do
+    monkeypatch.undo()
+    failpoint.reset()

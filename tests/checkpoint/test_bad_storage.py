@@ -19,7 +19,6 @@ from torch.distributed.checkpoint.api import CheckpointException
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeWriter
 from sgpu.checkpoint.stores.storage import PosixStore
 from sgpu.checkpoint.writing import commit
-from sgpu.contract import failpoint
 from sgpu.contract.errors import (
     CheckpointError,
     CheckpointSaveError,
@@ -46,21 +45,6 @@ def content(root: pathlib.Path) -> dict[str, bytes]:
         for path in sorted(root.rglob("*"))
         if path.is_file() and not path.name.startswith(".attempt-")
     }
-
-
-@pytest.fixture
-def arm(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    log = tmp_path / "fired.log"
-
-    def do(text: str) -> Callable[[], list[str]]:
-        monkeypatch.setenv("SGPU_FAILPOINT", text)
-        monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(log))
-        failpoint.reset()
-        return lambda: log.read_text().splitlines() if log.exists() else []
-
-    yield do
-    monkeypatch.undo()
-    failpoint.reset()
 
 
 # ---- storage that refuses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pathlib
+import threading
 from collections import Counter, OrderedDict, deque
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
+from sgpu.checkpoint.live.stage import Staged
 from sgpu.checkpoint.stores.storage import PosixStore
 from sgpu.contract.errors import (
     CheckpointCorruptError,
@@ -131,21 +133,23 @@ def test_background_staging_is_joined_by_the_optimizer_itself(tmp_path: pathlib.
         (pathlib.Path(Catalog(tmp_path).path(step)) / ".metadata").unlink()
 
 
-def test_background_staging_notices_a_change_that_came_too_early(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import threading
-
-    from sgpu.checkpoint.live.stage import Staged
-
-    changed = threading.Event()
+@pytest.fixture
+def changed(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """What is staged in the background is copied only once this is set."""
+    found = threading.Event()
     copy_now = Staged.copy
 
     def late(self: Staged) -> None:
-        assert changed.wait(30)
+        assert found.wait(30)
         copy_now(self)
 
     monkeypatch.setattr(Staged, "copy", late)
+    return found
+
+
+def test_background_staging_notices_a_change_that_came_too_early(
+    tmp_path: pathlib.Path, changed: threading.Event
+) -> None:
     model = network()
     checkpointer = Checkpointer(CheckpointPolicy(), {"m": model}, store=PosixStore(tmp_path), staging="background")
     checkpointer.save(1)
@@ -165,20 +169,8 @@ def test_background_staging_notices_a_change_that_came_too_early(
 
 
 def test_automatic_staging_forgives_a_change_that_came_too_early_once(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, changed: threading.Event
 ) -> None:
-    import threading
-
-    from sgpu.checkpoint.live.stage import Staged
-
-    changed = threading.Event()
-    copy_now = Staged.copy
-
-    def late(self: Staged) -> None:
-        assert changed.wait(30)
-        copy_now(self)
-
-    monkeypatch.setattr(Staged, "copy", late)
     model = network()
     checkpointer = Checkpointer(CheckpointPolicy(), {"m": model}, store=PosixStore(tmp_path), staging="auto")
     checkpointer.save(1)

@@ -12,24 +12,7 @@ import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
 from sgpu.checkpoint.stores.storage import PosixStore
-from sgpu.contract import failpoint
 from sgpu.contract.errors import CheckpointSaveError
-
-
-@pytest.fixture
-def arm(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Arms a failpoint in this process and its helpers; gives a function that tells what fired."""
-    log = tmp_path / "fired.log"
-
-    def do(text: str) -> Callable[[], list[str]]:
-        monkeypatch.setenv("SGPU_FAILPOINT", text)
-        monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(log))
-        failpoint.reset()
-        return lambda: log.read_text().splitlines() if log.exists() else []
-
-    yield do
-    monkeypatch.undo()
-    failpoint.reset()
 
 
 @pytest.mark.parametrize("how", ["raise", "warn"])
