@@ -260,7 +260,7 @@ def test_a_slow_neighbour_holds_up_nothing(nodes: Nodes, save: Any) -> None:
     nodes.start(0, SGPU_PEER_BYTES_PER_SECOND="100000")
     reports = save(nodes.names[0], 2, 3)
     assert [report.error for report in reports] == [None, None]
-    assert nodes.events("checkpoint_copied") == []  # both saves are done, no copy is
+    assert not [event for event in nodes.events("checkpoint_copied") if event["step"] > 1]  # the saves are done
     nodes.wait_for("checkpoint_not_copied", 1, step=2)
     reports += save(nodes.names[0], 4)
     assert sum(report.not_copied for report in reports) >= 1
