@@ -219,7 +219,7 @@ def _write(run: RunDir, spec: RunSpec, content: bytes) -> None:
 
 
 def _check_writable(root: str) -> None:
-    from sgpu.checkpoint.stores.storage import check_writable
+    from sgpu.checkpoint.stores.opening import check_writable
     from sgpu.checkpoint.writing.ownership import check_free
 
     try:

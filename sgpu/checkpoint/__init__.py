@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sgpu.checkpoint.keeping.choose import find_latest_valid
     from sgpu.checkpoint.looking.catalog import Catalog
     from sgpu.checkpoint.reports import Restored, SaveReport
-    from sgpu.checkpoint.stores.storage import check_writable
+    from sgpu.checkpoint.stores.opening import check_writable
     from sgpu.contract.policies import CheckpointPolicy
 
     UCVolumeWriter = VolumeWriter
@@ -31,7 +31,7 @@ _HOME = {
     "UCVolumeWriter": ("sgpu.checkpoint.dcp.writer", "VolumeWriter"),
     "VolumeReader": ("sgpu.checkpoint.dcp.reader", "VolumeReader"),
     "VolumeWriter": ("sgpu.checkpoint.dcp.writer", "VolumeWriter"),
-    "check_writable": ("sgpu.checkpoint.stores.storage", "check_writable"),
+    "check_writable": ("sgpu.checkpoint.stores.opening", "check_writable"),
     "find_latest_valid": ("sgpu.checkpoint.keeping.choose", "find_latest_valid"),
 }
 

@@ -7,7 +7,7 @@ import logging
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.restoring.ranks import Ranks
 from sgpu.checkpoint.stores import trouble
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import ownership
 from sgpu.contract.errors import CheckpointError
 

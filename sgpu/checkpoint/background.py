@@ -17,7 +17,7 @@ from sgpu.checkpoint.helper.finish import failed, try_to_tell
 from sgpu.checkpoint.helper.writers import Writer
 from sgpu.checkpoint.live.stage import Staged
 from sgpu.checkpoint.stores import trouble
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.failpoint import failpoint

@@ -27,7 +27,8 @@ from sgpu.checkpoint.reports import Restored, SaveReport
 from sgpu.checkpoint.restoring.ranks import Ranks
 from sgpu.checkpoint.restoring.restore import Restorer
 from sgpu.checkpoint.stores import trouble
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.opening import open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.contract.clock import Clock, SystemClock
 from sgpu.contract.errors import CheckpointError

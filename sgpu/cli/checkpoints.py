@@ -11,7 +11,7 @@ from sgpu.checkpoint import Catalog
 from sgpu.checkpoint.keeping import choose
 from sgpu.checkpoint.looking.inspection import Verification
 from sgpu.checkpoint.looking.inventory import Entry
-from sgpu.checkpoint.stores.storage import open_store
+from sgpu.checkpoint.stores.opening import open_store
 from sgpu.cli import screen
 from sgpu.contract.errors import CheckpointNotFoundError, InputError
 from sgpu.contract.rundir import RunDir

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
-from sgpu.checkpoint.stores.storage import Observe, Store
+from sgpu.checkpoint.stores.store import Observe, Store
 
 Fault = Literal["error", "full", "short", "lost", "crash", "torn"]
 WRITING = frozenset({"put", "create", "delete", "delete_files", "delete_folder"})

@@ -12,7 +12,8 @@ from sgpu.checkpoint.format import names
 from sgpu.checkpoint.keeping import choose
 from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.checkpoint.keeping.prune import score
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.opening import open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract import records
 from sgpu.contract.errors import CheckpointError
 from sgpu.contract.policies import CheckpointPolicy

@@ -16,7 +16,7 @@ from sgpu.checkpoint.format import checksum
 from sgpu.checkpoint.format.manifest import Item
 from sgpu.checkpoint.format.metadata_pickle import Chunk, Place
 from sgpu.checkpoint.keeping.choose import Opened
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointNotFoundError, InputError
 from sgpu.widgets.checkpoint_tensors import item_bytes
 

@@ -22,7 +22,7 @@ from typing import Any
 from sgpu.checkpoint import Catalog
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.keeping import choose
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.checkpoint.writing import commit, ownership, shard_index, told
 from sgpu.checkpoint.writing.commit import Patience
 from sgpu.checkpoint.writing.job import SaveJob

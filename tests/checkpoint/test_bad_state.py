@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, find_latest_valid
 from sgpu.checkpoint.format import checksum, dtypes
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.contract.errors import (
     CheckpointFormatError,
     CheckpointMismatchError,

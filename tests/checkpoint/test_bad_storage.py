@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeWriter
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.checkpoint.writing import commit
 from sgpu.contract.errors import (
     CheckpointError,

@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.contract.errors import CheckpointCorruptError
 
 FLIPS = 40
 SAVE = """
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 class Own:
     def state_dict(self): return {"n": rank}
     def load_state_dict(self, state): pass

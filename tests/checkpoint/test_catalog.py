@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.contract.errors import CheckpointNotFoundError, InputError
 
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.keeping import prune
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.contract.errors import CheckpointNotFoundError, InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

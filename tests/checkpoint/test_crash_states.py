@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from sgpu.checkpoint import Checkpointer, CheckpointPolicy
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.testing.powercut import Disk, Operation, Tree, power_cuts
 
 REPOSITORY = pathlib.Path(__file__).parents[2]

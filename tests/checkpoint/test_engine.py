@@ -16,7 +16,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
 from sgpu.checkpoint.live.stage import Staged
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.contract.errors import (
     CheckpointCorruptError,
     CheckpointError,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.contract.errors import CheckpointCorruptError, InputError
 
 CONFIG = {"model_type": "tiny", "hidden_size": 8, "tie_word_embeddings": True}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.contract.errors import CheckpointSaveError
 
 
@@ -69,7 +69,7 @@ def test_a_writer_process_that_dies_is_told_and_replaced(
 # steps, and a failpoint there kills it, or the helper that writes for it, in the second.
 SAVE_TWO = """
 import signal
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.contract import failpoint
 
 def save_two(root, store, point):

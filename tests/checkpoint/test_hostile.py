@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, find_latest_valid
 from sgpu.checkpoint.format import checksum, metadata_pickle, values
 from sgpu.checkpoint.format.manifest import FileEntry, Manifest
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.cli import app
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, UnsafeCheckpointError
 from sgpu.testing import hostile

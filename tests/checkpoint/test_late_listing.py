@@ -8,7 +8,7 @@ import torch
 
 from sgpu.checkpoint import Checkpointer, CheckpointPolicy
 from sgpu.checkpoint.keeping import choose
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.testing.stores import LateListingStore
 
 

@@ -20,7 +20,8 @@ import pytest
 import torch
 
 from sgpu.checkpoint import Checkpointer, CheckpointPolicy
-from sgpu.checkpoint.stores.storage import PosixStore, Store
+from sgpu.checkpoint.stores.posix import PosixStore
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointError
 from sgpu.testing.stores import READING, WRITING, Fault, FaultyStore
 
@@ -128,7 +129,7 @@ CASES = {
 }
 WRITING_CASES = {name: replace(case, counted=WRITING) for name, case in CASES.items() if case.counted & WRITING}
 TWO_RANKS = """
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 class Own:
     def state_dict(self): return {"n": self.n}
     def load_state_dict(self, state): self.n = state["n"]

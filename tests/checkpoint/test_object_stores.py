@@ -11,8 +11,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, VolumeWriter, find_latest_valid
+from sgpu.checkpoint.stores.opening import open_store
 from sgpu.checkpoint.stores.remote import IN_MEMORY_BYTES
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointError
 
 pytestmark = [

@@ -14,8 +14,9 @@ import s3fs
 import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeReader, VolumeWriter, find_latest_valid
+from sgpu.checkpoint.stores.opening import open_store
 from sgpu.checkpoint.stores.remote import IN_MEMORY_BYTES, FsspecStore
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointError
 from sgpu.testing.proxy import Fault, FaultyProxy
 

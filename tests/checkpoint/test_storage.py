@@ -11,8 +11,10 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
+from sgpu.checkpoint.stores.opening import check_writable, open_store
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.checkpoint.stores.remote import FsspecStore
-from sgpu.checkpoint.stores.storage import CHUNK_BYTES, PosixStore, Store, check_writable, open_store
+from sgpu.checkpoint.stores.store import CHUNK_BYTES, Store
 from sgpu.contract.errors import CheckpointError
 from sgpu.testing.stores import FaultyStore
 

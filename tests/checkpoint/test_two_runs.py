@@ -18,7 +18,7 @@ import torch
 import sgpu
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy
 from sgpu.checkpoint.format import names
-from sgpu.checkpoint.stores.storage import PosixStore
+from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.checkpoint.writing import ownership
 from sgpu.checkpoint.writing.ownership import Owner
 from sgpu.contract.errors import CheckpointError, CheckpointMismatchError, CheckpointSaveError, InputError

@@ -29,7 +29,8 @@ from sgpu.checkpoint.keeping.choose import Opened, open_checkpoint
 from sgpu.checkpoint.restoring import together
 from sgpu.checkpoint.restoring.ranks import Ranks
 from sgpu.checkpoint.restoring.reading import ItemReader, Key
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.opening import open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointError, CheckpointMismatchError
 
 # Ranks that share what they read wait so long for each other.

@@ -24,7 +24,8 @@ from sgpu.checkpoint.format.envelope import bytes_of, envelope
 from sgpu.checkpoint.format.manifest import FileEntry, Item, Manifest
 from sgpu.checkpoint.format.metadata_write import DCP_VERSION
 from sgpu.checkpoint.stores import trouble
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.opening import open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.publish import check_sizes, publish
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 

@@ -35,7 +35,8 @@ from sgpu.checkpoint.helper.copies import Copies
 from sgpu.checkpoint.helper.desk import Desk, Shelf, Trainer, failure_to_json
 from sgpu.checkpoint.helper.guests import Loan
 from sgpu.checkpoint.helper.peers import Node
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.opening import open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.job import Layout, SaveJob
 from sgpu.checkpoint.writing.segment import Segment
 from sgpu.contract import failpoint

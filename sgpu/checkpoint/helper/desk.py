@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from sgpu.checkpoint.helper.finish import finish
 from sgpu.checkpoint.helper.guests import Loan, look_at
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.commit import Patience
 from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.checkpoint.writing.segment import Segment

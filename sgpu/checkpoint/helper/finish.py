@@ -13,7 +13,7 @@ from typing import Any
 
 from sgpu.checkpoint.keeping import retention
 from sgpu.checkpoint.stores import trouble
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import commit, ownership
 from sgpu.checkpoint.writing.commit import Patience
 from sgpu.checkpoint.writing.job import SaveJob

@@ -19,7 +19,7 @@ from sgpu import settings
 from sgpu.checkpoint.helper import wire
 from sgpu.checkpoint.helper.replica import Failures
 from sgpu.checkpoint.helper.writers import Image
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.checkpoint.writing.segment import Segment
 from sgpu.checkpoint.writing.write import WrittenFile

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from sgpu.checkpoint.helper.finish import finish
 from sgpu.checkpoint.helper.replica import Failures
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.commit import Patience
 from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.checkpoint.writing.segment import Segment

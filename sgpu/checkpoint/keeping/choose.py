@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from sgpu.checkpoint.format import checksum, metadata_pickle, names
 from sgpu.checkpoint.format.manifest import Manifest
 from sgpu.checkpoint.format.metadata_pickle import CheckpointIndex
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.opening import open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import newest, shard_index
 from sgpu.checkpoint.writing.shard_index import ShardFinder
 from sgpu.contract.errors import (

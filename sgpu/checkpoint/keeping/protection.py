@@ -6,7 +6,7 @@ import json
 import time
 
 from sgpu.checkpoint.format import names
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 
 
 def protect(store: Store, folder: str, reason: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.keeping import protection
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import InputError
 from sgpu.contract.failpoint import failpoint
 from sgpu.contract.policies import CheckpointPolicy

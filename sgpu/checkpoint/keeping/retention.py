@@ -7,7 +7,7 @@ from typing import Any
 
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.keeping import choose, prune
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import ownership
 from sgpu.contract.errors import CheckpointError, CheckpointFormatError
 from sgpu.contract.policies import CheckpointPolicy

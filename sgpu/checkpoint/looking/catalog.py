@@ -13,7 +13,7 @@ from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.checkpoint.looking import inspection, inventory
 from sgpu.checkpoint.looking.inspection import Difference, Inspection, Verification
 from sgpu.checkpoint.looking.inventory import Entry
-from sgpu.checkpoint.stores.storage import open_store
+from sgpu.checkpoint.stores.opening import open_store
 from sgpu.contract.errors import CheckpointError, CheckpointNotFoundError
 from sgpu.contract.policies import CheckpointPolicy
 

@@ -22,7 +22,7 @@ from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.checkpoint.looking import safetensors_file
 from sgpu.checkpoint.looking.safetensors_file import Entry
 from sgpu.checkpoint.restoring.reading import ItemReader
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract import atomic
 from sgpu.contract.errors import InputError
 

@@ -9,7 +9,7 @@ from typing import Any
 from sgpu.checkpoint.format import checksum
 from sgpu.checkpoint.format.metadata_pickle import Box
 from sgpu.checkpoint.keeping.choose import Opened
-from sgpu.checkpoint.stores.storage import CHUNK_BYTES, Store
+from sgpu.checkpoint.stores.store import CHUNK_BYTES, Store
 from sgpu.contract.errors import CheckpointCorruptError
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2,

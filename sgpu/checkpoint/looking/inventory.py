@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.keeping import choose, protection
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import ownership
 from sgpu.contract.errors import CheckpointError, CheckpointFormatError
 

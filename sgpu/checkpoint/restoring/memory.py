@@ -13,7 +13,7 @@ from sgpu.checkpoint.helper.writers import Image, Writer
 from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.checkpoint.restoring.ranks import Ranks
 from sgpu.checkpoint.restoring.sources import Region
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import commit
 from sgpu.checkpoint.writing.told import Told
 from sgpu.contract.errors import CheckpointError

@@ -15,7 +15,7 @@ from sgpu.checkpoint.format.manifest import Item
 from sgpu.checkpoint.format.metadata_pickle import Box, Chunk, Place, TensorInfo
 from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.checkpoint.restoring.sources import Region, Sources
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointMismatchError
 
 Key = tuple[str, Box | None]

@@ -19,7 +19,7 @@ from sgpu.checkpoint.restoring.attempt import Attempt, read_per_rank
 from sgpu.checkpoint.restoring.ranks import Ranks
 from sgpu.checkpoint.restoring.reading import ItemReader
 from sgpu.checkpoint.restoring.sharing import Offer, SharedReading
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.segment import INCOMPLETE
 from sgpu.contract.errors import (
     CheckpointCorruptError,

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from sgpu.checkpoint.keeping.choose import Opened
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointCorruptError
 
 # One ranged request to a remote store, and how many are under way at a time.

@@ -15,7 +15,7 @@ import fsspec
 from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.exceptions import FSTimeoutError
 
-from sgpu.checkpoint.stores.storage import CHUNK_BYTES, Observe, pieces
+from sgpu.checkpoint.stores.store import CHUNK_BYTES, Observe, pieces
 from sgpu.contract.errors import CheckpointError
 
 ATTEMPTS = 5

@@ -18,7 +18,7 @@ from typing import Any
 from sgpu.checkpoint.format import collector, metadata_write, names
 from sgpu.checkpoint.format.manifest import FileEntry, Item, Manifest
 from sgpu.checkpoint.format.metadata_pickle import OUR_SAVE_ID, Box, CheckpointIndex, Chunk, Place, TensorInfo
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import newest, ownership, shard_index
 from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.checkpoint.writing.publish import check_sizes, publish

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from sgpu.checkpoint.format import names
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 
 log = logging.getLogger("sgpu.checkpoint")
 

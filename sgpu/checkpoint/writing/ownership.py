@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass, replace
 
 from sgpu import settings
 from sgpu.checkpoint.format import names
-from sgpu.checkpoint.stores.storage import Store, open_store
+from sgpu.checkpoint.stores.opening import open_store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import newest
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
 from sgpu.contract.process import ProcessId, read_process, this_process

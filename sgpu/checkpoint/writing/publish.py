@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from sgpu.checkpoint.format import checksum, names
 from sgpu.checkpoint.format.manifest import FileEntry, Manifest
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
 

@@ -20,7 +20,7 @@ from sgpu.checkpoint.format import checksum, collector, names
 from sgpu.checkpoint.format.checksum import Span
 from sgpu.checkpoint.format.manifest import FileEntry, Item, Manifest, Sharded
 from sgpu.checkpoint.format.metadata_pickle import CheckpointIndex, Chunk, Place, TensorInfo
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.job import Layout, Row
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointSaveError
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from sgpu.checkpoint.format import names
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import shard_index
 from sgpu.checkpoint.writing.job import Echo, Row, SaveJob, echoes_from_json
 from sgpu.checkpoint.writing.shard_index import IndexFile

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgpu.checkpoint.format.checksum import Span, SpanChecksums
-from sgpu.checkpoint.stores.storage import Store
+from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
 
