@@ -20,6 +20,7 @@ from typing import Any
 from sgpu import settings
 from sgpu.contract import payload
 from sgpu.contract.errors import CheckpointError, InputError
+from sgpu.contract.failpoint import failpoint
 from sgpu.contract.policies import CheckpointPolicy, RestartPolicy
 from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir, runs_folder
@@ -128,6 +129,7 @@ class DistributedFunction:
         if spec.accelerator == "cpu":
             print(f"sgpu: no GPU here; {spec.world_size} worker(s) on the CPU with gloo (run {spec.id})", flush=True)
         try:
+            failpoint("run.submit")
             backend.start(spec, run)
         except BaseException:  # an interrupt in the middle: whatever has started already ends at once
             run.cancel.touch(mode=0o600)

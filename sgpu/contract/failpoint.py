@@ -1,40 +1,62 @@
 """Named places where a test makes the product fail. Off and nearly free unless SGPU_FAILPOINT names one.
 
-    SGPU_FAILPOINT="checkpoint.shard_written@1#2=kill; metrics.flush=errno:ENOSPC"
+    SGPU_FAILPOINT="checkpoint.shard_written@1#2=kill; metrics.flush=errno:ENOSPC; training.step@0#7!=hold"
 
-`name[@rank][#nth]=action`, several separated by `;`. `#nth` counts from 1 in each process and fires once; without it
-the point fires each time. Actions: kill (SIGKILL to itself), exit:N, raise:Name (a built-in exception), errno:NAME
-(OSError), sleep:SECONDS, stop (SIGSTOP to itself), hang. Actions that change data (truncate, flip) belong to
-the stores in `sgpu.testing`. A point that fired leaves a line in the file named by SGPU_FAILPOINT_LOG, so
-that a test can assert that its fault happened.
+`name[@rank][#nth][!]=action`, several separated by `;`. `#nth` counts from 1 in each process and fires once; without it
+the point fires each time. `!`: once in all processes together that share SGPU_FAILPOINT_LOG, so that a restarted
+worker does not meet it again. Actions: kill (SIGKILL to itself), signal:NAME, exit:N, raise:Name (a built-in
+exception), errno:NAME (OSError), sleep:SECONDS, stop (SIGSTOP to itself), hang (waits for ever), spin (computes for
+ever), hold (waits for ever and holds the interpreter's lock), flip (a bit of the file that has just been written).
+`register` adds others. A point that fired leaves a line in the file named by SGPU_FAILPOINT_LOG, so that a test can
+assert that its fault happened.
 """
 
 from __future__ import annotations
 
 import builtins
+import ctypes
 import errno
 import os
+import pathlib
 import re
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sgpu import settings
 from sgpu.contract.errors import InputError
 
-_PATTERN = re.compile(r"(?P<name>[\w.]+)(@(?P<rank>\d+))?(#(?P<nth>\d+))?=(?P<action>\w+)(:(?P<value>[\w.]+))?")
+_PATTERN = re.compile(
+    r"(?P<name>[\w.]+)(@(?P<rank>\d+))?(#(?P<nth>\d+))?(?P<once>!)?=(?P<action>\w+)(:(?P<value>[\w.]+))?"
+)
+_LONG_SECONDS = 3600
 
 
-def _makes_sense(action: str, value: str) -> bool:
-    if action in ("kill", "stop", "hang"):
-        return value == ""
-    if action == "exit":
-        return value.isdecimal()
-    if action == "sleep":
-        return re.fullmatch(r"\d+(\.\d+)?", value) is not None
-    if action == "errno":
-        return value in errno.errorcode.values()
-    return action == "raise" and _exception(value) is not None
+@dataclass(frozen=True, kw_only=True)
+class Failpoint:
+    """One fault. `number`: its place in the setting."""
+
+    name: str
+    rank: int | None
+    nth: int | None
+    action: str
+    value: str
+    once: bool = False
+    number: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Action:
+    """What a point does.
+
+    Attributes:
+        act: gets the point, and the file that was just written there, where there is one.
+        takes: whether a value makes sense.
+    """
+
+    act: Callable[[Failpoint, pathlib.Path | None], None]
+    takes: Callable[[str], bool] = lambda value: value == ""
 
 
 def _exception(name: str) -> type[BaseException] | None:
@@ -42,46 +64,87 @@ def _exception(name: str) -> type[BaseException] | None:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failpoint:
-    name: str
-    rank: int | None
-    nth: int | None
-    action: str
-    value: str
+def _is_signal(name: str) -> bool:
+    return name in signal.Signals.__members__
 
-    def act(self) -> None:
-        if self.action == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif self.action == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif self.action == "exit":
-            os._exit(int(self.value))
-        elif self.action == "sleep":
-            time.sleep(float(self.value))
-        elif self.action == "hang":
-            while True:
-                time.sleep(3600)
-        elif self.action == "errno":
-            number = getattr(errno, self.value)
-            raise OSError(number, os.strerror(number), f"failpoint {self.name}")
-        elif self.action == "raise":
-            kind = _exception(self.value) or RuntimeError
-            raise kind(f"failpoint {self.name}")
+
+def _signal(point: Failpoint, _: pathlib.Path | None) -> None:
+    named = {"kill": "SIGKILL", "stop": "SIGSTOP"}.get(point.action, point.value)
+    os.kill(os.getpid(), signal.Signals[named])
+
+
+def _hang(_point: Failpoint, _: pathlib.Path | None) -> None:
+    while True:
+        time.sleep(_LONG_SECONDS)
+
+
+def _spin(_point: Failpoint, _: pathlib.Path | None) -> None:
+    while True:
+        pass
+
+
+def _hold(_point: Failpoint, _: pathlib.Path | None) -> None:
+    while True:
+        ctypes.PyDLL(None).sleep(_LONG_SECONDS)  # PyDLL keeps the lock during the call
+
+
+def _errno(point: Failpoint, _: pathlib.Path | None) -> None:
+    number = getattr(errno, point.value)
+    raise OSError(number, os.strerror(number), f"failpoint {point.name}")
+
+
+def _raise(point: Failpoint, _: pathlib.Path | None) -> None:
+    kind = _exception(point.value) or RuntimeError
+    raise kind(f"failpoint {point.name}")
+
+
+def _flip(_point: Failpoint, file: pathlib.Path | None) -> None:
+    if file is None or not file.stat().st_size:
+        return
+    with file.open("r+b") as content:
+        content.seek(file.stat().st_size // 2)
+        byte = content.read(1)
+        content.seek(-1, os.SEEK_CUR)
+        content.write(bytes([byte[0] ^ 1]))
+
+
+_actions: dict[str, Action] = {
+    "kill": Action(act=_signal),
+    "stop": Action(act=_signal),
+    "signal": Action(act=_signal, takes=_is_signal),
+    "exit": Action(act=lambda point, _: os._exit(int(point.value)), takes=str.isdecimal),
+    "sleep": Action(
+        act=lambda point, _: time.sleep(float(point.value)),
+        takes=lambda value: re.fullmatch(r"\d+(\.\d+)?", value) is not None,
+    ),
+    "hang": Action(act=_hang),
+    "spin": Action(act=_spin),
+    "hold": Action(act=_hold),
+    "errno": Action(act=_errno, takes=lambda value: value in errno.errorcode.values()),
+    "raise": Action(act=_raise, takes=lambda value: _exception(value) is not None),
+    "flip": Action(act=_flip),
+}
+
+
+def register(name: str, action: Action) -> None:
+    """Adds an action of a test's own; its processes have to be forked from the one that did."""
+    _actions[name] = action
 
 
 def parse(text: str) -> tuple[Failpoint, ...]:
-    points = []
+    points: list[Failpoint] = []
     for part in filter(None, (part.strip() for part in text.split(";"))):
         match = _PATTERN.fullmatch(part)
-        if match is None or match["nth"] == "0" or not _makes_sense(match["action"], match["value"] or ""):
+        action = _actions.get(match["action"]) if match is not None else None
+        if match is None or match["nth"] == "0" or action is None or not action.takes(match["value"] or ""):
             raise InputError(
-                "SGPU_FAILPOINT: expected name[@rank][#nth]=action, nth from 1, action one of kill, stop, hang, "
-                f"exit:N, sleep:SECONDS, errno:NAME, raise:Name; found {part!r}"
+                "SGPU_FAILPOINT: expected name[@rank][#nth][!]=action, nth from 1, action one of kill, stop, hang, "
+                f"spin, hold, flip, exit:N, sleep:SECONDS, errno:NAME, raise:Name, signal:NAME; found {part!r}"
             )
         points.append(Failpoint(
             name=match["name"], rank=int(match["rank"]) if match["rank"] else None,
             nth=int(match["nth"]) if match["nth"] else None, action=match["action"], value=match["value"] or "",
+            once=match["once"] is not None, number=len(points),
         ))  # fmt: skip
     return tuple(points)
 
@@ -90,21 +153,30 @@ _armed: tuple[Failpoint, ...] | None = None
 _passed: dict[str, int] = {}
 
 
-def failpoint(name: str, rank: int | None = None) -> None:
-    """Marks a place; does nothing unless a test armed it."""
+def failpoint(
+    name: str, rank: int | None = None, *, count: int | None = None, file: pathlib.Path | None = None
+) -> None:
+    """Marks a place; does nothing unless a test armed it.
+
+    Args:
+        rank: whose place it is; None: this worker's.
+        count: what `#nth` is compared with, where that is no number of passages (a step).
+        file: what has just been written.
+    """
     global _armed
     if _armed is None:
         _armed = parse(settings.failpoints())
     if not _armed:
         return
-    _passed[name] = count = _passed.get(name, 0) + 1
+    _passed[name] = passed = _passed.get(name, 0) + 1
+    count = passed if count is None else count
     if rank is None:
         told = settings.worker_environment()
         rank = told.rank if told else None
     for point in _armed:
-        if point.name == name and point.rank in (None, rank) and point.nth in (None, count):
+        if point.name == name and point.rank in (None, rank) and point.nth in (None, count) and _is_first(point):
             _note(point, rank, count)
-            point.act()
+            _actions[point.action].act(point, file)
 
 
 def reset() -> None:
@@ -112,6 +184,18 @@ def reset() -> None:
     global _armed
     _armed = None
     _passed.clear()
+
+
+def _is_first(point: Failpoint) -> bool:
+    """Whether a point that fires once has not, in any process."""
+    log = settings.failpoint_log()
+    if not point.once or log is None:
+        return not point.once or _passed[point.name] == 1
+    try:
+        os.close(os.open(f"{log}.{point.number}", os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        return False
+    return True
 
 
 def _note(point: Failpoint, rank: int | None, count: int) -> None:

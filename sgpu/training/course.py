@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgpu.contract.errors import InputError
+from sgpu.contract.failpoint import failpoint
 from sgpu.training.position import Position
 from sgpu.training.progress import Progress
 
@@ -82,6 +83,7 @@ class Course:
         self._in_group = 0
 
     def next_epoch(self) -> None:
+        failpoint("training.epoch")
         self._progress.epoch += 1
         self._progress.batch = self._in_group = 0
 

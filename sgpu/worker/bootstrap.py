@@ -18,6 +18,7 @@ import cloudpickle
 from sgpu import settings
 from sgpu.contract import payload
 from sgpu.contract.errors import SgpuError
+from sgpu.contract.failpoint import failpoint
 from sgpu.contract.heartbeat import Page, Slot
 from sgpu.contract.outcome import Outcome, rebuild_exception
 from sgpu.contract.rundir import RunDir
@@ -67,10 +68,12 @@ def _call(run: RunDir, spec: RunSpec, slot: Slot, rank: int, generation: int) ->
     """The user's function, and what came of it; nothing that it raises gets past here."""
     who = {"rank": rank, "generation": generation}
     try:
+        failpoint("worker.reboot" if generation else "worker.boot", rank)
         _set_up(run, spec, rank)
         call = payload.unpack(run.payload.read_bytes())
         value = call.function(*call.args, **call.kwargs)
         settle_left_loops()
+        failpoint("worker.result", rank)
         content, problem = _pack_result(value)
         return Outcome(
             kind="result",

@@ -33,6 +33,11 @@ def disarmed() -> Iterator[None]:
         ("a@0#10=errno:ENOSPC", [("a", 0, 10, "errno", "ENOSPC")]),
         (" a=stop ;b=hang; ", [("a", None, None, "stop", ""), ("b", None, None, "hang", "")]),
         ("a=sleep:0.5", [("a", None, None, "sleep", "0.5")]),
+        ("a@1#2!=signal:SIGTERM", [("a", 1, 2, "signal", "SIGTERM")]),
+        (
+            "a=spin; b=hold; c=flip",
+            [("a", None, None, "spin", ""), ("b", None, None, "hold", ""), ("c", None, None, "flip", "")],
+        ),
         ("", []),
     ],
 )
@@ -45,7 +50,7 @@ def test_parse(text: str, expected: list[tuple[str, int | None, int | None, str,
     [
         "a", "a=", "=kill", "a=explode", "a@x=kill", "a#x=kill", "a=kill,b=kill", "a b=kill", "a=exit", "a=exit:x",
         "a=sleep", "a=sleep:x", "a=raise:NoSuchError", "a=raise:print", "a=raise", "a=errno:ENOTHING", "a=errno",
-        "a#0=kill",
+        "a#0=kill", "a!!=kill", "a=signal", "a=signal:SIGNOTHING", "a=hold:3",
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_when_it_is_read(text: str) -> None:
@@ -75,6 +80,31 @@ def test_raises_at_the_nth_passage_once_and_tells(tmp_path: pathlib.Path, monkey
     ]  # fmt: skip
 
 
+def test_once_is_once_in_all_processes_that_share_a_log(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SGPU_FAILPOINT", "here#5!=raise:KeyError; here#5!=raise:ValueError")
+    monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(tmp_path / "fired"))
+    raised = []
+    for _ in range(3):
+        failpoint.reset()  # as a new process
+        failpoint.failpoint("here", count=4)
+        try:
+            failpoint.failpoint("here", count=5)
+        except (KeyError, ValueError) as error:
+            raised.append(type(error))
+    assert raised == [KeyError, ValueError]
+
+
+def test_flip_changes_one_bit_of_what_was_written(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGPU_FAILPOINT", "here=flip")
+    file = tmp_path / "file"
+    file.write_bytes(bytes(9))
+    failpoint.failpoint("here", file=file)
+    failpoint.failpoint("here")
+    assert file.read_bytes() == bytes(4) + b"\1" + bytes(4)
+
+
 def test_the_rank_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SGPU_FAILPOINT", "here@1=raise:OSError")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -85,7 +115,10 @@ def test_the_rank_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) ->
         failpoint.failpoint("here")
 
 
-@pytest.mark.parametrize(("action", "ended"), [("kill", -signal.SIGKILL), ("exit:7", 7), ("stop", -signal.SIGSTOP)])
+@pytest.mark.parametrize(
+    ("action", "ended"),
+    [("kill", -signal.SIGKILL), ("exit:7", 7), ("stop", -signal.SIGSTOP), ("signal:SIGUSR1", -signal.SIGUSR1)],
+)
 def test_actions_on_the_process(action: str, ended: int, tmp_path: pathlib.Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "from sgpu.contract.failpoint import failpoint; failpoint('here')"],

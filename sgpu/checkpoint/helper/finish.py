@@ -6,6 +6,7 @@ Runs in the helper process, or in a thread of the trainer for stores that only t
 from __future__ import annotations
 
 import logging
+import pathlib
 import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -63,13 +64,19 @@ def _write_and_commit(
 ) -> None:
     written = write_share(store, memory, job.folder, job.rank, job.files)
     on_written(written)
-    failpoint("checkpoint.shard_written", job.rank)
+    failpoint("checkpoint.shard_written", job.rank, file=_first_file(store, job))
     tell_done(store, job, written)
     failpoint("checkpoint.done", job.rank)
     if job.rank == 0:
         commit.commit(store, job, patience)
     else:
         commit.wait_for_commit(store, job, patience)
+
+
+def _first_file(store: Store, job: SaveJob) -> pathlib.Path | None:
+    """Where the first of this rank's files lies, on a volume that is a folder."""
+    root = store.local_root
+    return root / job.folder / job.files[0].name if root is not None and job.files else None
 
 
 def failed(store: Store, job: SaveJob, error: Exception) -> CheckpointSaveError:

@@ -10,6 +10,7 @@ from sgpu.checkpoint.keeping import choose, prune
 from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import ownership
 from sgpu.contract.errors import CheckpointError, CheckpointFormatError
+from sgpu.contract.failpoint import failpoint
 from sgpu.contract.policies import CheckpointPolicy
 
 
@@ -52,6 +53,8 @@ def prune_root(
     alive = ownership.clear_old(store, root, attempt)
     gone = prune.choose(found, policy, {*protected, *foreign, *names.protected(root)})
     gone += [folder.name for folder in abandoned(store, root, {c.folder.name for c in found}, alive)]
+    if gone:
+        failpoint("checkpoint.before_prune")
     for name in gone:
         prune.remove(store, name)
     return gone

@@ -27,6 +27,7 @@ from sgpu.contract.errors import (
     CheckpointMismatchError,
     CheckpointNotFoundError,
 )
+from sgpu.contract.failpoint import failpoint
 
 log = logging.getLogger("sgpu.checkpoint")
 
@@ -102,6 +103,7 @@ class Restorer:
     ) -> Restored | None:
         for candidate in candidates:
             for _ in range(LOOKS):
+                failpoint("checkpoint.restore", self._ranks.rank)
                 with ExitStack() as stack:
                     attempt, reason = self._try(candidate, writer, stack)
                     if reason is None:
