@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-import pickle
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sgpu import leftovers, settings
+from sgpu import endings, leftovers, resuming, settings
 from sgpu.contract import process, records
-from sgpu.contract.errors import (
-    AgentLostError,
-    CrashLoopError,
-    HangError,
-    InputError,
-    RemoteTraceback,
-    ResultError,
-    RunCancelledError,
-    RunError,
-    UserCodeError,
-    WorkerLostError,
-)
-from sgpu.contract.outcome import read_outcome
+from sgpu.contract.errors import InputError, RunError
 from sgpu.contract.rundir import RunDir, all_runs, find_run
 from sgpu.contract.spec import RunSpec, read_spec
 from sgpu.contract.status import Status, read_status
-from sgpu.launch import registry
 
 if TYPE_CHECKING:
     from sgpu.checkpoint import Catalog
@@ -130,74 +116,9 @@ class Run:
         self.wait(timeout_seconds)
         status = self.status
         if status.state != "SUCCEEDED":
-            raise self._error(status)
-        return [self._result_of(status.generation, rank) for rank in range(status.world_size or self.spec.world_size)]
-
-    def _result_of(self, generation: int, rank: int) -> Any:
-        outcome = read_outcome(self._dir, generation, rank)
-        if outcome is None or outcome.kind != "result":
-            raise ResultError(f"rank {rank} of run {self.id} left no result", run_id=self.id, rank=rank)
-        if outcome.result is None:
-            raise ResultError(
-                f"the return value of rank {rank} could not be brought back: {outcome.result_problem}. The run itself "
-                f"succeeded ({self.path}); return plain values, or save to a file and return its path.",
-                run_id=self.id,
-                rank=rank,
-            )
-        try:
-            return pickle.loads(outcome.result)
-        except Exception as error:
-            raise ResultError(
-                f"the return value of rank {rank} cannot be read here: {type(error).__name__}: {error}. The run itself "
-                f"succeeded ({self.path}); import in the notebook what the value is made of, or return plain values.",
-                run_id=self.id,
-                rank=rank,
-            ) from error
-
-    def _error(self, status: Status) -> BaseException:
-        failure = status.failure or {}
-        facts = {"run_id": self.id, "rank": failure.get("rank"), "step": failure.get("step")}
-        if status.state in ("CANCELLED", "PREEMPTED"):
-            did = "was cancelled" if status.state == "CANCELLED" else "was preempted"
-            return RunCancelledError(f"run {self.id} {did} after step {status.step}; go on with run.resume()", **facts)
-        if status.state == "LOST":
-            return AgentLostError(
-                f"the supervisor of run {self.id} vanished after step {status.step}; see {self._dir.agent_log}; "
-                "go on with run.resume()",
-                **facts,
-            )
-        error = self._root_error(failure, facts)
-        if failure.get("error") == "crash_loop":
-            loop = CrashLoopError(
-                f"run {self.id} ended after {failure['attempts']} attempts: {failure['reason']}: {failure['cause']}: "
-                f"{failure['message']}",
-                attempts=failure["attempts"],
-                **facts,
-            )
-            loop.__cause__ = error
-            return loop
-        return error
-
-    def _root_error(self, failure: dict[str, Any], facts: dict[str, Any]) -> BaseException:
-        message, kind = failure.get("message") or "", failure.get("kind")
-        if kind == "hang":
-            return HangError(message, **facts)
-        if kind in ("exit", "signal"):
-            log = self._dir.log(failure["generation"], failure["rank"])
-            return WorkerLostError(f"{message}; its log: {log}", cause=failure["cause"], **facts)
-        if kind != "exception":
-            return RunError(f"{message} (run {self.id}, {self.path})", **facts)
-        error: BaseException | None = None
-        outcome = read_outcome(self._dir, failure["generation"], failure["rank"])
-        if outcome is not None and outcome.exception is not None:
-            try:
-                error = pickle.loads(outcome.exception)
-            except Exception:  # noqa: BLE001 - an exception of a class that this process does not have: as text instead
-                error = None
-        if error is None:
-            error = UserCodeError(f"{failure['cause']}: {message}", **facts)
-        error.__cause__ = RemoteTraceback(f"rank {failure['rank']}, step {failure['step']}:\n{failure['traceback']}")
-        return error
+            raise endings.error_of(self._dir, status)
+        ranks = range(status.world_size or self.spec.world_size)
+        return [endings.result_of(self._dir, status.generation, rank) for rank in ranks]
 
     def cancel(self) -> None:
         """Ends every process of the run; a training loop saves a checkpoint first if it can within seconds."""
@@ -211,23 +132,26 @@ class Run:
                 f"run {self.id} is still ending after {_CANCEL_SECONDS:g} s; see {self._dir.agent_log}", run_id=self.id
             ) from None
 
-    def resume(self) -> Run:
+    def resume(self, step: int | None = None) -> Run:
         """Starts a run that ended without success again, from its newest valid checkpoint; the same run, the same id.
 
+        Args:
+            step: of the checkpoint to go on from; None: the newest valid one. Where the run would not take this one by
+                itself (an older step, or a run that is running or has succeeded), a new run begins there: the same
+                function, arguments and seed, in a folder of its own; this run stays as it is.
+
+        Returns:
+            The run that goes on.
+
         Raises:
-            InputError: it is running, or it succeeded.
+            InputError: without a step, it is running or it succeeded.
+            CheckpointNotFoundError, CheckpointCorruptError: there is no such valid step.
         """
         status = self.status
-        if not status.final:
-            raise InputError(f"run {self.id} is {status.state}; there is nothing to resume")
-        if status.state == "SUCCEEDED":
-            raise InputError(f"run {self.id} has succeeded; call the function again for another run")
-        self._dir.cancel.unlink(missing_ok=True)
-        self._dir.status.unlink(missing_ok=True)
-        self._dir.agent.unlink(missing_ok=True)
-        self._dir.controller.unlink(missing_ok=True)
-        registry.find(self.spec.backend).start(self.spec, self._dir)
-        return self
+        if step is None or resuming.goes_on_itself(self._dir, self.spec, status, step):
+            resuming.again(self._dir, self.spec, status)
+            return self
+        return Run(resuming.branch(self._dir, self.spec, step))
 
     def logs(self, rank: int | None = None) -> str:
         """What a rank printed, over all generations; None: all ranks, one after the other."""
@@ -260,7 +184,7 @@ class Run:
         """The catalog of the run's checkpoint folder."""
         from sgpu.checkpoint import Catalog
 
-        return Catalog(self.spec.checkpoints.root or str(self._dir.checkpoints))
+        return Catalog(resuming.root_of(self._dir, self.spec))
 
     def goodput(self) -> GoodputReport:
         """Where every second of every rank went so far."""

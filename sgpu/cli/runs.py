@@ -90,11 +90,14 @@ def cancel(run_id: str = ID) -> None:
 
 def resume(
     run_id: str = ID,
+    step: int | None = typer.Option(None, "--step", min=0, help="Of the checkpoint; an older one begins a new run."),
     wait: bool = typer.Option(False, "--wait", help="Come back when it has ended; exit status 1 if not SUCCEEDED."),
 ) -> None:
-    """Goes on with a run that ended without success, from its newest valid checkpoint."""
-    run = Run.open(run_id).resume()
-    typer.echo(f"run {run.id} goes on; `sgpu logs {run.id}` shows what it prints")
+    """Goes on with a run that ended without success, from its newest valid checkpoint or a chosen one."""
+    former = Run.open(run_id)
+    run = former.resume(step)
+    went = "goes on" if run.id == former.id else f"begins at step {step} of {former.id}"
+    typer.echo(f"run {run.id} {went}; `sgpu logs {run.id}` shows what it prints")
     if not wait:
         return
     state = run.wait()

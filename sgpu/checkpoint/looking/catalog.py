@@ -10,7 +10,7 @@ from typing import Any
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.keeping import choose, protection, prune, retention
 from sgpu.checkpoint.keeping.choose import Opened
-from sgpu.checkpoint.looking import inspection, inventory
+from sgpu.checkpoint.looking import copying, inspection, inventory
 from sgpu.checkpoint.looking.inspection import Difference, Inspection, Verification
 from sgpu.checkpoint.looking.inventory import Entry
 from sgpu.checkpoint.stores.opening import open_store
@@ -183,6 +183,18 @@ class Catalog:
 
         wanted = Wanted(format=format, part=part, rename=rename or {}, config=config, shard_bytes=shard_bytes)
         return export(self._store, self._open(step, shards=True), os.fspath(path), wanted)
+
+    def copy(self, step: int, root: str | os.PathLike[str]) -> str:
+        """Commits a step in another root too, for a run that is to begin there; on one disk without taking room.
+
+        Returns:
+            Its path there.
+
+        Raises:
+            CheckpointNotFoundError, CheckpointCorruptError: there is no such valid step.
+            InputError: the other root has this step.
+        """
+        return copying.copy(self._store, self._open(step), step, open_store(root))
 
     def prune(
         self,
