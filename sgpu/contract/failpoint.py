@@ -1,14 +1,14 @@
 """Named places where a test makes the product fail. Off and nearly free unless SGPU_FAILPOINT names one.
 
-    SGPU_FAILPOINT="checkpoint.shard_written@1#2=kill; metrics.flush=errno:ENOSPC; training.step@0#7!=hold"
+    SGPU_FAILPOINT="checkpoint.shard_written@1#2=kill; metrics.flush=errno:ENOSPC; training.step@0%7!=hold"
 
-`name[@rank][#nth][!]=action`, several separated by `;`. `#nth` counts from 1 in each process and fires once; without it
-the point fires each time. `!`: once in all processes together that share SGPU_FAILPOINT_LOG, so that a restarted
-worker does not meet it again. Actions: kill (SIGKILL to itself), signal:NAME, exit:N, raise:Name (a built-in
-exception), errno:NAME (OSError), sleep:SECONDS, stop (SIGSTOP to itself), hang (waits for ever), spin (computes for
-ever), hold (waits for ever and holds the interpreter's lock), flip (a bit of the file that has just been written).
-`register` adds others. A point that fired leaves a line in the file named by SGPU_FAILPOINT_LOG, so that a test can
-assert that its fault happened.
+`name[@rank][#nth][%step][!]=action`, several separated by `;`. `#nth` counts from 1 in each process and fires once;
+without it the point fires each time. `%step`: in this step of the training, where the point knows it. `!`: once in all
+processes together that share SGPU_FAILPOINT_LOG, so that a restarted worker does not meet it again. Actions: kill
+(SIGKILL to itself), signal:NAME, exit:N, raise:Name (a built-in exception), errno:NAME (OSError), sleep:SECONDS, stop
+(SIGSTOP to itself), hang (waits for ever), spin (computes for ever), hold (waits for ever and holds the interpreter's
+lock), flip (a bit of the file that has just been written). `register` adds others. A point that fired leaves a line in
+the file named by SGPU_FAILPOINT_LOG, so that a test can assert that its fault happened.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sgpu import settings
 from sgpu.contract.errors import InputError
 
 _PATTERN = re.compile(
-    r"(?P<name>[\w.]+)(@(?P<rank>\d+))?(#(?P<nth>\d+))?(?P<once>!)?=(?P<action>\w+)(:(?P<value>[\w.]+))?"
+    r"(?P<name>[\w.]+)(@(?P<rank>\d+))?(#(?P<nth>\d+))?(%(?P<step>\d+))?(?P<once>!)?=(?P<action>\w+)(:(?P<value>[\w.]+))?"
 )
 _LONG_SECONDS = 3600
 
@@ -42,6 +42,7 @@ class Failpoint:
     nth: int | None
     action: str
     value: str
+    step: int | None = None
     once: bool = False
     number: int = 0
 
@@ -138,13 +139,13 @@ def parse(text: str) -> tuple[Failpoint, ...]:
         action = _actions.get(match["action"]) if match is not None else None
         if match is None or match["nth"] == "0" or action is None or not action.takes(match["value"] or ""):
             raise InputError(
-                "SGPU_FAILPOINT: expected name[@rank][#nth][!]=action, nth from 1, action one of kill, stop, hang, "
-                f"spin, hold, flip, exit:N, sleep:SECONDS, errno:NAME, raise:Name, signal:NAME; found {part!r}"
+                "SGPU_FAILPOINT: expected name[@rank][#nth][%step][!]=action, nth from 1, action one of kill, stop, "
+                f"hang, spin, hold, flip, exit:N, sleep:SECONDS, errno:NAME, raise:Name, signal:NAME; found {part!r}"
             )
         points.append(Failpoint(
             name=match["name"], rank=int(match["rank"]) if match["rank"] else None,
             nth=int(match["nth"]) if match["nth"] else None, action=match["action"], value=match["value"] or "",
-            once=match["once"] is not None, number=len(points),
+            step=int(match["step"]) if match["step"] else None, once=match["once"] is not None, number=len(points),
         ))  # fmt: skip
     return tuple(points)
 
@@ -153,14 +154,12 @@ _armed: tuple[Failpoint, ...] | None = None
 _passed: dict[str, int] = {}
 
 
-def failpoint(
-    name: str, rank: int | None = None, *, count: int | None = None, file: pathlib.Path | None = None
-) -> None:
+def failpoint(name: str, rank: int | None = None, *, step: int | None = None, file: pathlib.Path | None = None) -> None:
     """Marks a place; does nothing unless a test armed it.
 
     Args:
         rank: whose place it is; None: this worker's.
-        count: what `#nth` is compared with, where that is no number of passages (a step).
+        step: of the training, where it is known.
         file: what has just been written.
     """
     global _armed
@@ -168,13 +167,13 @@ def failpoint(
         _armed = parse(settings.failpoints())
     if not _armed:
         return
-    _passed[name] = passed = _passed.get(name, 0) + 1
-    count = passed if count is None else count
+    _passed[name] = count = _passed.get(name, 0) + 1
     if rank is None:
-        told = settings.worker_environment()
-        rank = told.rank if told else None
+        worker = settings.worker_environment()
+        rank = worker.rank if worker else None
     for point in _armed:
-        if point.name == name and point.rank in (None, rank) and point.nth in (None, count) and _is_first(point):
+        told = (point.rank, rank), (point.nth, count), (point.step, step)
+        if point.name == name and all(asked in (None, found) for asked, found in told) and _is_first(point):
             _note(point, rank, count)
             _actions[point.action].act(point, file)
 

@@ -39,7 +39,7 @@ class Meter:
         self._at = now
         self._slot.enter(Section.FIRST_STEP if self._first else Section.STEP)
         self._slot.account(Category.RECOMPUTING if step <= self._slot.high_step else Category.PRODUCTIVE)
-        failpoint("training.step", self._session.rank, count=step)
+        failpoint("training.step", self._session.rank, step=step)
 
     def log(self, values: dict[str, Any]) -> None:
         """Adds to the values of the step in progress; a later value of a name replaces an earlier."""

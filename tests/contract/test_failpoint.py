@@ -50,7 +50,7 @@ def test_parse(text: str, expected: list[tuple[str, int | None, int | None, str,
     [
         "a", "a=", "=kill", "a=explode", "a@x=kill", "a#x=kill", "a=kill,b=kill", "a b=kill", "a=exit", "a=exit:x",
         "a=sleep", "a=sleep:x", "a=raise:NoSuchError", "a=raise:print", "a=raise", "a=errno:ENOTHING", "a=errno",
-        "a#0=kill", "a!!=kill", "a=signal", "a=signal:SIGNOTHING", "a=hold:3",
+        "a#0=kill", "a!!=kill", "a%x=kill", "a=signal", "a=signal:SIGNOTHING", "a=hold:3",
     ],
 )  # fmt: skip
 def test_nonsense_is_refused_when_it_is_read(text: str) -> None:
@@ -83,14 +83,14 @@ def test_raises_at_the_nth_passage_once_and_tells(tmp_path: pathlib.Path, monkey
 def test_once_is_once_in_all_processes_that_share_a_log(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("SGPU_FAILPOINT", "here#5!=raise:KeyError; here#5!=raise:ValueError")
+    monkeypatch.setenv("SGPU_FAILPOINT", "here%5!=raise:KeyError; here%5!=raise:ValueError")
     monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(tmp_path / "fired"))
     raised = []
     for _ in range(3):
         failpoint.reset()  # as a new process
-        failpoint.failpoint("here", count=4)
+        failpoint.failpoint("here", step=4)
         try:
-            failpoint.failpoint("here", count=5)
+            failpoint.failpoint("here", step=5)
         except (KeyError, ValueError) as error:
             raised.append(type(error))
     assert raised == [KeyError, ValueError]

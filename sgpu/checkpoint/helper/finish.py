@@ -62,9 +62,10 @@ def _write_and_commit(
     patience: Patience,
     on_written: Callable[[list[WrittenFile]], None],
 ) -> None:
+    failpoint("checkpoint.write", job.rank, step=job.step)
     written = write_share(store, memory, job.folder, job.rank, job.files)
     on_written(written)
-    failpoint("checkpoint.shard_written", job.rank, file=_first_file(store, job))
+    failpoint("checkpoint.shard_written", job.rank, step=job.step, file=_first_file(store, job))
     tell_done(store, job, written)
     failpoint("checkpoint.done", job.rank)
     if job.rank == 0:
