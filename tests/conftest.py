@@ -49,6 +49,30 @@ def no_process_left() -> Iterator[None]:
     assert not told, f"processes left behind: {told}"
 
 
+@pytest.fixture
+def agents_end(no_process_left: None) -> Iterator[None]:
+    """A run's agent still brings the last metrics to MLflow when the result is there: waits for it."""
+    yield
+    agents = [child for child in psutil.Process().children() if "sgpu.agent" in _command(child)]
+    psutil.wait_procs(agents, timeout=60)
+
+
+def _command(child: psutil.Process) -> list[str]:
+    try:
+        return child.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.fixture
+def without_mlflow(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metrics part has tests of its own; here its process ends at once, which each run must survive anyway."""
+    folder = tmp_path / "without"
+    folder.mkdir()
+    (folder / "mlflow.py").write_text("raise ImportError('switched off for this test')\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
 # In CI all is installed: a test that skips was not run, and fails the run, unless the machine cannot have what it
 # needs.
 _ALLOWED_SKIPS = ("needs a GPU", "needs a network namespace", "needs a mount namespace", "needs a control group")

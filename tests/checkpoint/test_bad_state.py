@@ -23,27 +23,10 @@ from sgpu.contract.errors import (
     CheckpointSaveError,
     SgpuError,
 )
+from tests.checkpoint.small import Thing, box, content, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 REPOSITORY = pathlib.Path(__file__).parents[2]
-
-
-def box(size: int = 1000, value: float = 1.0) -> dict[str, Any]:
-    return {"w": torch.full((size,), float(value))}
-
-
-def save(root: pathlib.Path, step: int, **state: Any) -> None:
-    with Checkpointer(CheckpointPolicy(), state, store=PosixStore(root)) as checkpointer:
-        checkpointer.save(step)
-
-
-def content(root: pathlib.Path) -> dict[str, bytes]:
-    """Every file below, but for what names the attempts."""
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and not path.name.startswith(".attempt-")
-    }
 
 
 # ---- state that cannot be kept, or does not fit
@@ -80,19 +63,6 @@ def test_every_dtype_of_this_torch_is_kept_to_the_bit_or_refused_by_name(name: s
     assert live["w"].view(torch.uint8).tolist() == list(range(48))
 
 
-class Schedule:
-    """Anything with the two methods."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> Any:
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state
-
-
 def rewrite(folder: pathlib.Path, change: Callable[[bytes], bytes]) -> None:
     """Changes the manifest as another version would have written it, with a right checksum."""
     path = folder / "manifest.json"
@@ -119,7 +89,7 @@ def rename_dtype(folder: pathlib.Path, name: bytes) -> None:
 @pytest.mark.parametrize("kind", ["box", "schedule"])
 def test_a_dtype_that_this_torch_does_not_have(kind: str, tmp_path: pathlib.Path) -> None:
     def state(value: float) -> Any:
-        return {kind: box(value=value) if kind == "box" else Schedule(box(value=value))}
+        return {kind: box(value=value) if kind == "box" else Thing(box(value=value))}
 
     save(tmp_path, 1, **state(1))
     rename_dtype(tmp_path / "step-00000001", b"float2_e9")
@@ -164,8 +134,8 @@ def test_a_tensor_that_has_changed_since(live: torch.Tensor, said: str, tmp_path
 @pytest.mark.parametrize(
     ("state", "key"),
     [
-        ({"plan": Schedule({"outer": [1, {"inner": threading.Lock()}]})}, "plan.outer.1.inner"),
-        ({"plan": Schedule({"rule": lambda step: step})}, "plan.rule"),
+        ({"plan": Thing({"outer": [1, {"inner": threading.Lock()}]})}, "plan.outer.1.inner"),
+        ({"plan": Thing({"rule": lambda step: step})}, "plan.rule"),
         ({"box": {"w": torch.ones(2), "file": {"handle": sys.stdout}}}, "box.file.handle"),
         ({"box": {"w": torch.ones(2).to_sparse()}}, "box.w"),
     ],

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -24,27 +23,10 @@ from sgpu.contract.errors import (
     CheckpointSaveError,
 )
 from sgpu.testing.stores import FaultyStore
+from tests.checkpoint.small import box, content, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 REPOSITORY = pathlib.Path(__file__).parents[2]
-
-
-def box(size: int = 1000, value: float = 1.0) -> dict[str, Any]:
-    return {"w": torch.full((size,), float(value))}
-
-
-def save(root: pathlib.Path, step: int, **state: Any) -> None:
-    with Checkpointer(CheckpointPolicy(), state, store=PosixStore(root)) as checkpointer:
-        checkpointer.save(step)
-
-
-def content(root: pathlib.Path) -> dict[str, bytes]:
-    """Every file below, but for what names the attempts."""
-    return {
-        str(path.relative_to(root)): path.read_bytes()
-        for path in sorted(root.rglob("*"))
-        if path.is_file() and not path.name.startswith(".attempt-")
-    }
 
 
 # ---- storage that refuses

@@ -34,12 +34,7 @@ def job() -> int:
 
 
 @pytest.fixture
-def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    folder = tmp_path / "without"
-    folder.mkdir()
-    (folder / "mlflow.py").write_text("raise ImportError('switched off for this test')\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-
+def start(tmp_path: pathlib.Path, without_mlflow: None) -> Any:
     def do(how: Any, failpoint: str) -> Any:
         env = {"SGPU_FAILPOINT": failpoint, "SGPU_FAILPOINT_LOG": str(tmp_path / "fired.log")}
         policy = CheckpointPolicy(str(tmp_path / "root"), on_error=how)

@@ -25,25 +25,7 @@ from sgpu.contract.errors import (
     InputError,
 )
 from sgpu.testing.stores import GateStore
-
-
-class Thing:
-    """Anything with the two methods."""
-
-    def __init__(self, state: Any) -> None:
-        self.state = state
-
-    def state_dict(self) -> Any:
-        return self.state
-
-    def load_state_dict(self, state: Any) -> None:
-        self.state = state
-
-
-def save_one(root: pathlib.Path, step: int = 1, per_rank: Any = None, **state: Any) -> None:
-    """Written from a thread of this process; the tests of faults and ranks use the helper process."""
-    with Checkpointer(CheckpointPolicy(), state, per_rank=per_rank, store=PosixStore(root)) as checkpointer:
-        checkpointer.save(step)
+from tests.checkpoint.small import Thing, save
 
 
 def restore_into(root: pathlib.Path, per_rank: Any = None, **state: Any) -> Any:
@@ -252,7 +234,7 @@ def test_every_kind_of_value_and_tensor(tmp_path: pathlib.Path) -> None:
         "numpy": {"array": np.arange(6, dtype=np.int16).reshape(2, 3), "scalar": np.float32(1.5)},
         "torch": {"dtype": torch.bfloat16, "device": torch.device("cpu")},
     }  # fmt: skip
-    save_one(tmp_path, thing=Thing(copy.deepcopy(state)))
+    save(tmp_path, thing=Thing(copy.deepcopy(state)))
     thing = Thing({})
     restore_into(tmp_path, thing=thing)
     found = thing.state
@@ -289,7 +271,7 @@ def test_training_goes_on_to_the_bit(kind: str, zero: bool, tmp_path: pathlib.Pa
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
     train(model, optimizer, 3, seed=1, zero=zero)
     scheduler.step()
-    save_one(tmp_path, model=model, optimizer=optimizer, scheduler=scheduler)
+    save(tmp_path, model=model, optimizer=optimizer, scheduler=scheduler)
     fresh = network(seed=99)
     fresh_optimizer = OPTIMIZERS[kind](list(fresh.parameters()))
     fresh_scheduler = torch.optim.lr_scheduler.StepLR(fresh_optimizer, 1, gamma=0.5)
@@ -306,7 +288,7 @@ def test_a_never_stepped_optimizer_with_gradients_set(tmp_path: pathlib.Path) ->
     model = network()
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.randn(6, 4)).sum().backward()
-    save_one(tmp_path, model=model, optimizer=optimizer)
+    save(tmp_path, model=model, optimizer=optimizer)
     fresh = network(5)
     stepped = torch.optim.AdamW(fresh.parameters())
     train(fresh, stepped, 2, seed=3)
@@ -324,7 +306,7 @@ def test_state_of_parameters_frozen_later_and_several_groups(tmp_path: pathlib.P
         parameter.requires_grad_(False)
     train(model, optimizer, 1, seed=2)
     optimizer.param_groups[1]["lr"] = 0.05
-    save_one(tmp_path, model=model, optimizer=optimizer)
+    save(tmp_path, model=model, optimizer=optimizer)
     fresh = network(7)
     other = torch.optim.Adam([{"params": list(fresh[0].parameters())}, {"params": list(fresh[3].parameters())}], lr=1.0)
     restore_into(tmp_path, model=fresh, optimizer=other)
@@ -334,7 +316,7 @@ def test_state_of_parameters_frozen_later_and_several_groups(tmp_path: pathlib.P
 
 def test_other_groups_are_a_mismatch(tmp_path: pathlib.Path) -> None:
     model = network()
-    save_one(tmp_path, model=model, optimizer=torch.optim.Adam(model.parameters()))
+    save(tmp_path, model=model, optimizer=torch.optim.Adam(model.parameters()))
     split = [{"params": list(model[0].parameters())}, {"params": [*model[1].parameters(), *model[3].parameters()]}]
     with pytest.raises(CheckpointMismatchError, match="parameter groups"):
         restore_into(tmp_path, model=model, optimizer=torch.optim.Adam(split))
@@ -353,7 +335,7 @@ def test_groups_in_another_order_are_a_mismatch_and_parameters_in_another_order_
     model = network()
     optimizer = torch.optim.Adam(groups(model, 0, 3))
     train(model, optimizer, 2, seed=1)
-    save_one(tmp_path, model=model, optimizer=optimizer)
+    save(tmp_path, model=model, optimizer=optimizer)
     fresh = network(7)
     told = r"groups: in another order: group 0, of model\.3\.weight, was group 1"
     with pytest.raises(CheckpointMismatchError, match=told):
@@ -372,7 +354,7 @@ def test_half_precision_parameters_keep_full_precision_state(tmp_path: pathlib.P
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for parameter in model.parameters():
         optimizer.state[parameter]["momentum_buffer"] = torch.full(parameter.shape, 1.0001)
-    save_one(tmp_path, model=model, optimizer=optimizer)
+    save(tmp_path, model=model, optimizer=optimizer)
     fresh = nn.Linear(4, 4).to(torch.bfloat16)
     other = torch.optim.SGD(fresh.parameters(), lr=0.1, momentum=0.9)
     restore_into(tmp_path, model=fresh, optimizer=other)
@@ -395,7 +377,7 @@ def test_tied_weights_stay_tied_and_are_stored_once(tmp_path: pathlib.Path) -> N
     model = Tied()
     optimizer = torch.optim.AdamW(model.parameters())
     train(model, optimizer, 2, seed=1)
-    save_one(tmp_path, model=model, optimizer=optimizer)
+    save(tmp_path, model=model, optimizer=optimizer)
     fresh = Tied()
     other = torch.optim.AdamW(fresh.parameters())
     restore_into(tmp_path, model=fresh, optimizer=other)
@@ -428,7 +410,7 @@ def test_extra_state_of_modules(tmp_path: pathlib.Path) -> None:
     model = Extra()
     model.extra = {"seen": 7, "t": torch.ones(2)}
     model.weight.data.fill_(4)
-    save_one(tmp_path, model=model)
+    save(tmp_path, model=model)
     fresh = Extra()
     kept = fresh.weight
     restore_into(tmp_path, model=fresh)
@@ -441,7 +423,7 @@ def test_averages_counters_and_scalers(tmp_path: pathlib.Path) -> None:
     average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5))
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2, seed=1)
     average.update_parameters(model)
-    save_one(tmp_path, model=model, average=average, scaler=Thing({"scale": 2.0, "growth": 3}), box={"warmup": 0.25})
+    save(tmp_path, model=model, average=average, scaler=Thing({"scale": 2.0, "growth": 3}), box={"warmup": 0.25})
     fresh = network(4)
     other = torch.optim.swa_utils.AveragedModel(fresh)
     scaler, box = Thing({"scale": 1.0, "growth": 0}), {"warmup": 0.0}
@@ -453,7 +435,7 @@ def test_averages_counters_and_scalers(tmp_path: pathlib.Path) -> None:
 
 def test_compiled_wrappers_do_not_change_names(tmp_path: pathlib.Path) -> None:
     model = network()
-    save_one(tmp_path, model=torch.compile(model, backend="eager"))
+    save(tmp_path, model=torch.compile(model, backend="eager"))
     fresh = network(3)
     restore_into(tmp_path, model=fresh)
     assert fingerprint(fresh.state_dict()) == fingerprint(model.state_dict())
@@ -473,7 +455,7 @@ MISFITS: dict[str, tuple[Any, Any, str, str]] = {
 def test_what_does_not_fit_is_named_and_nothing_is_touched(case: str, tmp_path: pathlib.Path) -> None:
     saved, live, kind, name = MISFITS[case]
     model = network()
-    save_one(tmp_path, box=saved, model=model)
+    save(tmp_path, box=saved, model=model)
     live = copy.deepcopy(live)
     before = fingerprint(live)
     other = network(1)
@@ -486,7 +468,7 @@ def test_what_does_not_fit_is_named_and_nothing_is_touched(case: str, tmp_path: 
 
 
 def test_parts_must_be_the_same(tmp_path: pathlib.Path) -> None:
-    save_one(tmp_path, a={"x": 1}, b={"x": 1})
+    save(tmp_path, a={"x": 1}, b={"x": 1})
     with pytest.raises(CheckpointMismatchError, match="only in the checkpoint: b") as caught:
         restore_into(tmp_path, a={"x": 0})
     assert caught.value.unexpected == ["b"]
@@ -495,7 +477,7 @@ def test_parts_must_be_the_same(tmp_path: pathlib.Path) -> None:
 
 
 def test_per_rank_names_must_be_the_same(tmp_path: pathlib.Path) -> None:
-    save_one(tmp_path, box={"x": 1}, per_rank={"rng": Thing(1)})
+    save(tmp_path, box={"x": 1}, per_rank={"rng": Thing(1)})
     with pytest.raises(CheckpointMismatchError, match="per_rank loader"):
         restore_into(tmp_path, box={"x": 0}, per_rank={"rng": Thing(0), "loader": Thing(0)})
 
@@ -533,7 +515,7 @@ def test_a_damaged_newest_is_passed_over_told_and_kept(file: str, tmp_path: path
 
 
 def test_only_damaged_ones_is_an_error_not_a_fresh_start(tmp_path: pathlib.Path) -> None:
-    save_one(tmp_path, box={"w": torch.ones(100)})
+    save(tmp_path, box={"w": torch.ones(100)})
     shard = pathlib.Path(Catalog(tmp_path).path(1)) / "__0_0.distcp"
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     live = {"w": torch.zeros(100)}
@@ -560,7 +542,7 @@ def test_a_step_saved_again_goes_to_a_fresh_folder(tmp_path: pathlib.Path) -> No
 
 def test_attempt_numbers_are_never_used_twice(tmp_path: pathlib.Path) -> None:
     for expected in ("step-00000001", "step-00000001.a1", "step-00000001.a2"):
-        save_one(tmp_path, box={"w": torch.ones(3)})
+        save(tmp_path, box={"w": torch.ones(3)})
         assert pathlib.Path(find_latest_valid(tmp_path) or "").name == expected
 
 

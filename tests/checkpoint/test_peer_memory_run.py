@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import cloudpickle
-import pytest
 
 import sgpu
 from sgpu import CheckpointPolicy, Local, distributed
@@ -65,11 +64,7 @@ def job() -> float:
     return float(loss.detach())
 
 
-def test_a_run_goes_on_from_a_neighbours_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "without"
-    folder.mkdir()
-    (folder / "mlflow.py").write_text("raise ImportError('switched off for this test')\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+def test_a_run_goes_on_from_a_neighbours_memory(without_mlflow: None) -> None:
     policy = CheckpointPolicy(every_steps=2, peer_memory=True)
     run = distributed(gpus=2, restarts=1, on=Local(nodes=2), checkpoints=policy)(job).submit()
     results: list[Any] = []

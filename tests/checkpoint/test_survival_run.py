@@ -7,7 +7,6 @@ import sys
 from typing import Any
 
 import cloudpickle
-import pytest
 
 import sgpu
 from sgpu import distributed
@@ -50,11 +49,7 @@ def job(fired: str) -> float:
     return float(loss.detach())
 
 
-def test_a_killed_run_goes_on_from_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "without"
-    folder.mkdir()
-    (folder / "mlflow.py").write_text("raise ImportError('switched off for this test')\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+def test_a_killed_run_goes_on_from_memory(tmp_path: pathlib.Path, without_mlflow: None) -> None:
     log = tmp_path / "fired.log"
     env = {"SGPU_FAILPOINT": HELD, "SGPU_FAILPOINT_LOG": str(log)}
     run = distributed(gpus=2, restarts=1, env=env)(job).submit(str(log))

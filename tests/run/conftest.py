@@ -20,12 +20,8 @@ from sgpu.contract import process
 
 
 @pytest.fixture(autouse=True)
-def without_mlflow(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The metrics part has tests of its own; here its process ends at once, which each run must survive anyway."""
-    folder = tmp_path / "without"
-    folder.mkdir()
-    (folder / "mlflow.py").write_text("raise ImportError('switched off for this test')\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+def each_is_without_mlflow(without_mlflow: None) -> None:
+    """What that fixture does, for every test here."""
 
 
 @pytest.fixture(autouse=True)

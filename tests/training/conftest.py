@@ -11,7 +11,6 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 
-import psutil
 import pytest
 
 from sgpu.contract.errors import CheckpointSaveError
@@ -24,18 +23,8 @@ REPOSITORY = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
-def agents_end(no_process_left: None) -> Iterator[None]:
-    """A run's agent still brings the last metrics to MLflow when the result is there: waits for it."""
-    yield
-    agents = [child for child in psutil.Process().children() if "sgpu.agent" in _command(child)]
-    psutil.wait_procs(agents, timeout=60)
-
-
-def _command(child: psutil.Process) -> list[str]:
-    try:
-        return child.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+def each_waits_for_its_agents(agents_end: None) -> None:
+    """What that fixture does, for every test here."""
 
 
 @pytest.fixture
