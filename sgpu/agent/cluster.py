@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from sgpu.agent import wire
 from sgpu.agent.nodes import Arrival, Departure, News, Nodes
 from sgpu.agent.remote import Remote
 from sgpu.agent.wire import Message
@@ -104,7 +105,8 @@ class ClusterHost:
             return
         self._nodes.send(node, {
             "op": "start", "name": name, "rank": rank, "generation": generation, "environment": dict(environment),
-            "log": str(log),
+            "log": str(log), "beat": wire.beat_to_json(self._page.slot(rank).read()),
+            "now_ns": int(self._clock.monotonic() * 1e9),
         })  # fmt: skip
 
     def wait(self, seconds: float) -> list[Exit]:

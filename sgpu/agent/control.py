@@ -19,7 +19,7 @@ from sgpu.agent.workers import WorkerHost
 from sgpu.agent.zygote_host import ZygoteHost
 from sgpu.contract import process
 from sgpu.contract.clock import SystemClock
-from sgpu.contract.heartbeat import Page
+from sgpu.contract.heartbeat import Page, last_sign_ns
 from sgpu.contract.process import ProcessId
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
@@ -72,7 +72,7 @@ def _supervise(
     run: RunDir, spec: RunSpec, address: str, environment: dict[str, str], forwarder: Forwarder, asked: Asked
 ) -> Status:
     clock, generations = SystemClock(), run.generations()
-    page = open_page(run, spec, range(spec.world_size), resume=True)
+    page = open_page(run, spec, resume=True)
     with ExitStack() as stack:
         helper = CheckpointHelper(
             run, spec, node=0, address=address, log=run.agent_log, environment=environment
@@ -93,7 +93,7 @@ def _supervise(
         if spec.nodes > 1:
             for node in run.other_nodes():
                 if run.node(node).heartbeat.exists():
-                    open_page(run.node(node), spec, spec.ranks_of(node), resume=True)
+                    open_page(run.node(node), spec, resume=True)
             count = spec.nodes - 1 + spec.spares
             nodes = Nodes(address, count, clock=clock, timeout_seconds=settings.node_timeout_seconds())
             host = cluster = ClusterHost(run, spec, local=local, nodes=nodes, page=page, clock=clock, starter=starter)
@@ -110,19 +110,18 @@ def _supervise(
         ).supervise()  # fmt: skip
 
 
-def open_page(folder: RunDir, spec: RunSpec, ranks: range, *, resume: bool) -> Page:
-    """A node's heartbeat page; that of an earlier agent is gone on with, unless the machine was started anew since.
+def open_page(folder: RunDir, spec: RunSpec, *, resume: bool) -> Page:
+    """A node's heartbeat page; that of an earlier agent is gone on with.
 
     Args:
-        resume: the run had ended: the time since then was nobody's.
+        resume: the run had ended: the time since then was nobody's. So it is where the machine was started anew.
     """
-    if folder.heartbeat.exists():
-        page = Page(folder.heartbeat)
-        if all(page.slot(rank).read().beat_ns <= time.monotonic_ns() for rank in ranks):
-            for rank in ranks if resume else ():
-                page.slot(rank).resume()
-            return page
-    return Page.create(folder.heartbeat, spec.world_size)
+    if not folder.heartbeat.exists():
+        return Page.create(folder.heartbeat, spec.world_size)
+    page = Page(folder.heartbeat)
+    if resume or last_sign_ns(page.beats()) > time.monotonic_ns():
+        page.resume()
+    return page
 
 
 def _tell_lost(run: RunDir) -> None:

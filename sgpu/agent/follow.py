@@ -59,7 +59,7 @@ def follow(
                 helpers.append(helper)
                 helper.open()
                 return Place(
-                    page=open_page(own, spec, spec.ranks_of(place), resume=False),
+                    page=open_page(own, spec, resume=False),
                     environment={"SGPU_CHECKPOINT_HELPER": helper.name, "SGPU_NODE": str(place)},
                 )  # fmt: skip
 

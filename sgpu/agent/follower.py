@@ -95,6 +95,9 @@ class Follower:
                 self._ranks.clear()
             self._generation = message["generation"]
             self._ranks.add(message["rank"])
+            # How far the rank has come, and where its time went, is known to the controller: it may have run elsewhere.
+            shift_ns = int(self._clock.monotonic() * 1e9) - message["now_ns"]
+            self._place.page.slot(message["rank"]).adopt(wire.beat_from_json(message["beat"], shift_ns=shift_ns))
             self._host.start(
                 message["name"], rank=message["rank"], generation=message["generation"],
                 environment={**message["environment"], **self._place.environment}, log=pathlib.Path(message["log"]),

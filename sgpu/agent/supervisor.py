@@ -19,7 +19,7 @@ from sgpu.agent.stragglers import Stragglers
 from sgpu.agent.workers import Exit, HostLostError, WorkerHost, worker_name
 from sgpu.contract.clock import Clock
 from sgpu.contract.events import emit
-from sgpu.contract.heartbeat import Beat, Category, Page, WorkerState
+from sgpu.contract.heartbeat import Beat, Page, WorkerState
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 from sgpu.contract.status import State, Status
@@ -134,7 +134,7 @@ class Supervisor:
         emit(self._run, "generation_started", generation=number, cause=cause)
         if live.world_size != before:
             for rank in range(live.world_size, self._spec.world_size):
-                self._page.slot(rank).account(Category.IDLE)
+                self._page.slot(rank).leave()
             emit(self._run, "resized", generation=number, from_world_size=before, to_world_size=live.world_size)
         self._report.starting(number, live.world_size)
 
@@ -288,6 +288,7 @@ class Supervisor:
 
     def _end(self, state: State, message: str) -> None:
         self._stop_workers()
+        self._page.close_ledgers()
         emit(self._run, "run_ended", generation=self._generation.number, state=state, message=message)
         self._report.ended(state)
 

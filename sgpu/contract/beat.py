@@ -83,6 +83,11 @@ class Beat:
         """When its writer last wrote."""
         return max(self.beat_ns, self.ledger_since_ns)
 
+    @property
+    def known_seconds(self) -> float:
+        """How much of the rank's time this tells of, by any clock."""
+        return sum(self.ledger_seconds(self.sign_ns).values())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:

@@ -12,8 +12,13 @@ import os
 import pathlib
 import struct
 import time
-from dataclasses import dataclass
-from enum import IntEnum
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sgpu.contract.beat import Asked, Beat, Category, Request, Section, WorkerState
+from sgpu.contract.ledger import Ledger
+
+__all__ = ["NAME_BYTES", "Asked", "Beat", "Category", "Page", "Request", "Section", "Slot", "WorkerState"]
 
 _MAGIC = b"SGPUHB01"
 _HEADER_BYTES = 64
@@ -23,93 +28,14 @@ _PROGRESS_AT = 8
 _SEQUENCE = struct.Struct("<Q")
 _REQUEST = struct.Struct("<IIqQ")  # code pad stop_step deadline_ns
 _REQUEST_AT = 88
-_LEDGER = struct.Struct("<IIQQ8d")  # category pad since_ns started_ns seconds[8]
+_LEDGER = struct.Struct("<IIQQ8d")  # category closed since_ns started_ns seconds[8]
 _LEDGER_AT = 112
+NAME_BYTES = 32  # of a section's name
+_MEASURED = struct.Struct(f"<ddd{NAME_BYTES}s")  # step_seconds longest_step_seconds work_seconds section_name
+_MEASURED_AT = 200
 _SPINS = 20
 _READ_ATTEMPTS = 70
 _READ_PAUSE_SECONDS = 0.0005
-
-
-class Section(IntEnum):
-    """What a rank is in. Each may have a time limit of its own."""
-
-    INIT = 0
-    FIRST_STEP = 1
-    STEP = 2
-    DATA = 3
-    COLLECTIVE = 4
-    CHECKPOINT = 5
-    EVALUATION = 6
-    USER = 7
-
-
-class WorkerState(IntEnum):
-    ABSENT = 0
-    STARTING = 1
-    TRAINING = 2
-    FINISHED = 3
-
-
-class Category(IntEnum):
-    """Where a second of a rank went. The parts sum to its wall time."""
-
-    STARTING = 0
-    PRODUCTIVE = 1
-    DATA = 2
-    CHECKPOINT = 3
-    RESTORING = 4
-    RESTARTING = 5
-    RECOMPUTING = 6
-    IDLE = 7
-
-
-class Request(IntEnum):
-    """What the supervisor asks of a worker; seen at its next beat."""
-
-    NONE = 0
-    SAVE_AND_STOP = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beat:
-    """One slot as it was read. Times are monotonic nanoseconds of this machine."""
-
-    beat_ns: int
-    step: int
-    high_step: int
-    epoch: int
-    total_steps: int
-    generation: int
-    pid: int
-    state: WorkerState
-    section: Section
-    section_since_ns: int
-    section_limit_seconds: float
-    category: Category
-    ledger_since_ns: int
-    started_ns: int
-    seconds: tuple[float, ...]
-
-    def ledger_seconds(self, until_ns: int | None = None) -> dict[str, float]:
-        """Seconds by category name (lower case), the open interval counted up to `until_ns`."""
-        parts = {category.name.lower(): self.seconds[category] for category in Category}
-        if until_ns is not None and self.state is not WorkerState.FINISHED:
-            parts[self.category.name.lower()] += max(0.0, (until_ns - self.ledger_since_ns) / 1e9)
-        return parts
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A request of the supervisor.
-
-    Attributes:
-        stop_step: the step after which to stop, the same for every rank (ranks see a request at different steps).
-        deadline_ns: monotonic nanoseconds; 0: none.
-    """
-
-    what: Request
-    stop_step: int
-    deadline_ns: int
 
 
 class Slot:
@@ -124,8 +50,11 @@ class Slot:
         self._step, self._high, self._epoch, self._total = beat.step, beat.high_step, beat.epoch, beat.total_steps
         self._generation, self._pid, self._state = beat.generation, beat.pid, int(beat.state)
         self._section, self._since, self._limit = int(beat.section), beat.section_since_ns, beat.section_limit_seconds
-        self._category, self._ledger_since, self._started = int(beat.category), beat.ledger_since_ns, beat.started_ns
-        self._seconds = list(beat.seconds)
+        self._ledger = Ledger(
+            beat.category, beat.ledger_since_ns, beat.started_ns, beat.seconds, closed=beat.ledger_closed
+        )
+        self._name = beat.section_name
+        self._step_seconds, self._longest, self._work = beat.step_seconds, beat.longest_step_seconds, beat.work_seconds
 
     # ---- the worker's side
 
@@ -134,15 +63,13 @@ class Slot:
         before, now = self.read(), time.monotonic_ns()
         self._load(before)
         if before.state in (WorkerState.TRAINING, WorkerState.STARTING) and before.pid:
-            last = max(before.beat_ns, before.ledger_since_ns)
-            self._seconds[before.category] += (last - before.ledger_since_ns) / 1e9
-            self._seconds[Category.RESTARTING] += (now - last) / 1e9
-            self._category = int(Category.RESTARTING)
+            self._ledger.lapse(now, heard_ns=before.beat_ns, rest=Category.RESTARTING)
         else:
-            self._seconds[before.category] += (now - before.ledger_since_ns) / 1e9
-        self._ledger_since = now
+            first = before.category is Category.STARTING
+            self._ledger.turn(Category.STARTING if first else Category.RESTARTING, now)
         self._generation, self._pid, self._state = generation, pid or os.getpid(), int(WorkerState.STARTING)
-        self._step, self._section, self._since, self._limit = 0, int(Section.INIT), now, 0.0
+        self._step, self._section, self._since, self._limit, self._name = 0, int(Section.INIT), now, 0.0, ""
+        self._step_seconds = self._longest = self._work = 0.0
         self._write(now)
 
     @property
@@ -154,34 +81,48 @@ class Slot:
     def generation(self) -> int:
         return self._generation
 
-    def beat(self, step: int, epoch: int = 0, total_steps: int = -1) -> None:
-        """A step was completed (or restored)."""
+    def beat(
+        self, step: int, epoch: int = 0, total_steps: int = -1, *, step_seconds: float = 0.0, work_seconds: float = 0.0
+    ) -> None:
+        """A step was completed (or restored). What it took: see `Beat`."""
+        self._step_seconds, self._longest = step_seconds, max(self._longest, step_seconds)
+        self._work += work_seconds
         self._step, self._epoch, self._total, self._state = step, epoch, total_steps, int(WorkerState.TRAINING)
         self._high = max(self._high, step)
         self._write(time.monotonic_ns())
 
-    def enter(self, section: Section, limit_seconds: float = 0.0) -> None:
+    def enter(self, section: Section, limit_seconds: float = 0.0, name: str = "") -> None:
         """Declares what comes next. `limit_seconds` 0: the supervisor's own limit for that section."""
         now = time.monotonic_ns()
-        self._section, self._since, self._limit = int(section), now, limit_seconds
+        self._section, self._since, self._limit, self._name = int(section), now, limit_seconds, name
         self._write(now)
 
     def account(self, category: Category) -> None:
         """From now on, seconds go to `category`."""
-        if category == self._category:
+        if category is self._ledger.category and not self._ledger.closed:
             return
         now = time.monotonic_ns()
-        self._seconds[self._category] += (now - self._ledger_since) / 1e9
-        self._category, self._ledger_since = int(category), now
+        self._ledger.turn(category, now)
         self._write(now)
 
     def finish(self) -> None:
-        """The function has returned: the ledger is closed, also where another Slot of this process wrote since."""
+        """The function has returned: the rank is idle, also where another Slot of this process wrote since."""
         self._load(self.read())
         now = time.monotonic_ns()
-        self._seconds[self._category] += (now - self._ledger_since) / 1e9
-        self._ledger_since, self._state = now, int(WorkerState.FINISHED)
+        self._ledger.turn(Category.IDLE, now)
+        self._state = int(WorkerState.FINISHED)
         self._write(now)
+
+    def close_ledger(self, until_ns: int | None = None) -> None:
+        """Nobody works any more, `until_ns` (None: now) at the latest: since its last sign, the rank was idle."""
+        before = self.read()
+        self._load(before)
+        until = until_ns if until_ns is not None else time.monotonic_ns()
+        if not before.ledger_closed:
+            absent = before.state is WorkerState.ABSENT  # it was about to start, or is done without
+            self._ledger.lapse(until, heard_ns=before.beat_ns, rest=before.category if absent else Category.IDLE)
+            self._ledger.close(until)
+        self._write(before.beat_ns)
 
     def requested(self) -> Asked:
         code, _, stop_step, deadline_ns = _REQUEST.unpack_from(self._memory, self._at + _REQUEST_AT)
@@ -194,20 +135,34 @@ class Slot:
         self._memory[at : at + _REQUEST.size] = _REQUEST.pack(int(what), 0, stop_step, deadline_ns)
 
     def resume(self) -> None:
-        """A run that had ended is started again: the pause after its last beat was nobody's time."""
+        """A run that had ended is started again: the pause after its last sign was nobody's time."""
         before, now = self.read(), time.monotonic_ns()
-        self._load(before)
-        if before.state is not WorkerState.FINISHED:
-            self._seconds[before.category] += max(0, before.beat_ns - before.ledger_since_ns) / 1e9
-        self._category, self._ledger_since, self._state = int(Category.STARTING), now, int(WorkerState.ABSENT)
-        self._pid = 0
+        self.close_ledger(before.sign_ns)
+        self._ledger.turn(Category.STARTING, now)
+        self._state, self._pid = int(WorkerState.ABSENT), 0
         self._write(now)
         self.request(Request.NONE)
+
+    def leave(self) -> None:
+        """The rank is lost and done without, until it is started again."""
+        before, now = self.read(), time.monotonic_ns()
+        self._load(before)
+        if before.state is not WorkerState.ABSENT:
+            self._ledger.lapse(now, heard_ns=before.beat_ns, rest=Category.RESTARTING)
+        self._ledger.turn(Category.IDLE, now)
+        self._state, self._pid = int(WorkerState.ABSENT), 0
+        self._write(now)
 
     def mirror(self, beat: Beat) -> None:
         """Shows what a rank wrote into the page of another machine; its times are to be of this one's clock."""
         self._load(beat)
         self._write(beat.beat_ns)
+
+    def adopt(self, beat: Beat) -> None:
+        """Goes on from what another page knows of the rank, if that is more; its times are to be of our clock."""
+        here = self.read()
+        most = beat if beat.known_seconds >= here.known_seconds else here
+        self.mirror(replace(most, high_step=max(beat.high_step, here.high_step)))
 
     def read(self) -> Beat:
         """A consistent copy; tries again while the worker is writing, and takes what there is if it died writing."""
@@ -222,7 +177,8 @@ class Slot:
         progress = _PROGRESS.unpack_from(content, _PROGRESS_AT)
         ledger = _LEDGER.unpack_from(content, _LEDGER_AT)
         beat_ns, step, high, epoch, total, generation, pid, state, section, since, limit = progress
-        category, _, ledger_since, started, *seconds = ledger
+        category, closed, ledger_since, started, *seconds = ledger
+        step_seconds, longest, work, name = _MEASURED.unpack_from(content, _MEASURED_AT)
         return Beat(
             beat_ns=beat_ns,
             step=step,
@@ -239,6 +195,11 @@ class Slot:
             ledger_since_ns=ledger_since,
             started_ns=started,
             seconds=tuple(seconds),
+            section_name=name.rstrip(b"\0").decode(errors="ignore"),
+            step_seconds=step_seconds,
+            longest_step_seconds=longest,
+            work_seconds=work,
+            ledger_closed=bool(closed),
         )
 
     def _write(self, now: int) -> None:
@@ -249,11 +210,14 @@ class Slot:
             now, self._step, self._high, self._epoch, self._total, self._generation, self._pid, self._state,
             self._section, self._since, self._limit,
         )  # fmt: skip
-        ledger = _LEDGER.pack(self._category, 0, self._ledger_since, self._started, *self._seconds)
+        kept = self._ledger
+        ledger = _LEDGER.pack(int(kept.category), kept.closed, kept.since_ns, kept.started_ns, *kept.seconds)
+        measured = _MEASURED.pack(self._step_seconds, self._longest, self._work, self._name.encode()[:NAME_BYTES])
         # Whole copies, close together: pack_into blanks the fields first, and a writer that dies there leaves zeros.
         memory[at : at + _SEQUENCE.size] = _SEQUENCE.pack(sequence + 1)
         memory[at + _PROGRESS_AT : at + _PROGRESS_AT + _PROGRESS.size] = progress
         memory[at + _LEDGER_AT : at + _LEDGER_AT + _LEDGER.size] = ledger
+        memory[at + _MEASURED_AT : at + _MEASURED_AT + _MEASURED.size] = measured
         memory[at : at + _SEQUENCE.size] = _SEQUENCE.pack(sequence + 2)
 
 
@@ -290,5 +254,21 @@ class Page:
     def beats(self) -> list[Beat]:
         return [self.slot(rank).read() for rank in range(self.world_size)]
 
+    def close_ledgers(self, until_ns: int | None = None) -> None:
+        """The run has ended, `until_ns` (None: now) at the latest."""
+        for rank in range(self.world_size):
+            self.slot(rank).close_ledger(until_ns)
+
+    def resume(self) -> None:
+        """The run is started again. A life whose end nobody wrote down ended with the newest sign of any rank."""
+        self.close_ledgers(last_sign_ns(self.beats()))
+        for rank in range(self.world_size):
+            self.slot(rank).resume()
+
     def close(self) -> None:
         self._memory.close()
+
+
+def last_sign_ns(beats: Iterable[Beat]) -> int:
+    """The newest moment at which any rank has written."""
+    return max(beat.sign_ns for beat in beats)

@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sgpu.contract.heartbeat import Beat, Category, Page
+from sgpu.contract.heartbeat import Beat, Category, Page, last_sign_ns
 from sgpu.metrics.progress import Point
 
 
@@ -33,7 +33,9 @@ class GoodputReport:
 
 
 def from_beats(beats: Sequence[Beat], until_ns: int | None = None) -> GoodputReport:
-    """Sums the ledgers; the open interval of each rank counts up to `until_ns` (monotonic), or not at all."""
+    """Sums the ledgers; what is open counts up to `until_ns` (monotonic), or to the newest sign of any rank."""
+    if until_ns is None and beats:
+        until_ns = last_sign_ns(beats)
     ledgers = [beat.ledger_seconds(until_ns) for beat in beats]
     seconds = {c.name.lower(): sum(ledger[c.name.lower()] for ledger in ledgers) for c in Category}
     total = sum(seconds.values())

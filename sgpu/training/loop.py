@@ -294,7 +294,6 @@ class TrainLoop:
         self._stop.close()
         if state is not None:
             self._session.write_status(state, step=self._progress.step, epoch=self._progress.epoch, error=error)
-        if not self._session.supervised:
-            self._session.slot.finish()
+        self._session.finish(over=state in ("SUCCEEDED", "PREEMPTED"))
         if state is not None:
             self._session.close(failed=state == "FAILED")

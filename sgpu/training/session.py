@@ -83,6 +83,14 @@ class Session:
         if not self.supervised:
             atexit.register(settle)
 
+    def finish(self, *, over: bool) -> None:
+        """Without an agent: this rank trains no more; where the run is not `over`, another process may go on."""
+        if self.supervised:
+            return
+        self.slot.finish()
+        if over:
+            self.slot.close_ledger()
+
     def close(self, *, failed: bool = False) -> None:
         """Waits until MLflow has all, where this rank started the forwarder.
 

@@ -19,7 +19,7 @@ from sgpu.agent.follower import Follower, Place, find_controller
 from sgpu.agent.link import LinkLostError
 from sgpu.agent.nodes import Nodes, read_controller
 from sgpu.agent.workers import Exit, NodeLostError, NodeUnfitError, ZygoteLostError
-from sgpu.contract.heartbeat import Page, Request
+from sgpu.contract.heartbeat import Category, Page, Request
 from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.records import read_all
 from sgpu.contract.rundir import RunDir
@@ -125,8 +125,7 @@ class Node:
         )
 
     def _take(self, number: int) -> Place:
-        ranks = self.spec.ranks_of(number)
-        page = open_page(self.run.node(number), self.spec, ranks, resume=False)
+        page = open_page(self.run.node(number), self.spec, resume=False)
         self.place = Place(page=page, environment={"PLACE": str(number)})
         return self.place
 
@@ -286,6 +285,7 @@ def test_what_ends_on_a_node_is_told_with_how_far_it_came(cluster: Callable[...,
     run = cluster(2)
     (node,) = run.up()
     run.start()
+    run.until(lambda: len(node.starts()) == 2)
     node.page.slot(3).start(0)
     node.page.slot(3).beat(41, epoch=2)
     node.hands.exits = [Exit(name="rank3.g0", status=9, out_of_memory=True)]
@@ -313,6 +313,23 @@ def test_beats_of_another_machine_are_in_our_time(cluster: Callable[..., Cluster
     for name in ("beat_ns", "section_since_ns", "ledger_since_ns", "started_ns"):
         assert abs(getattr(seen, name) - getattr(beat, name) - shift_ns) < 0.5e9, name
     assert seen.seconds == beat.seconds
+
+
+def test_a_rank_takes_what_it_has_reached_along(cluster: Callable[..., Cluster]) -> None:
+    """Where its time went and its highest step, to a node where it never ran, in that node's time."""
+    run = cluster(2)
+    (node,) = run.up()
+    slot = run.page.slot(3)
+    slot.start(0)
+    slot.account(Category.PRODUCTIVE)
+    slot.beat(41)
+    slot.account(Category.DATA)
+    run.start()
+    run.until(lambda: len(node.starts()) == 2)
+    before, there = slot.read(), node.page.slot(3).read()
+    assert (there.high_step, there.seconds, there.category) == (41, before.seconds, Category.DATA)
+    shift_ns = int((node.clock.monotonic() - run.clock.monotonic()) * 1e9)
+    assert abs(there.ledger_since_ns - before.ledger_since_ns - shift_ns) < 0.5e9
 
 
 def test_requests_go_down_once_with_the_time_that_is_left(cluster: Callable[..., Cluster]) -> None:
@@ -437,6 +454,7 @@ def test_dropped_packets_are_a_loss_on_both_sides(cluster: Callable[..., Cluster
         dataclasses.replace(told, port=between.port).write(run.run.controller)
         (node,) = run.up()
         run.start()
+        run.until(lambda: len(node.starts()) == 2)
         for step in range(1, 15):  # longer than the time-out, in all
             run.clock.advance(0.5)
             node.clock.advance(0.5)
@@ -528,9 +546,9 @@ def test_a_spare_takes_a_lost_nodes_place(cluster: Callable[..., Cluster]) -> No
     run = cluster(2, spares=1)
     node, spare = _with_spare(run)
     run.start()
+    run.until(lambda: len(node.starts()) == 2)
     node.page.slot(3).start(0)
     node.page.slot(3).beat(9)
-    run.until(lambda: len(node.starts()) == 2)
     assert spare.starts() == []
     run.nodes = [spare]
     node.link.close()

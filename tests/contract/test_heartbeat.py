@@ -66,7 +66,11 @@ def test_ledger_sums_to_wall_time(ticking: list[int], tmp_path: pathlib.Path) ->
     slot.finish()
     _passes(ticking, 1000)
     after = page.slot(0).read().ledger_seconds(ticking[0])
-    assert after == before_end, "time after the end is nobody's"
+    assert sum(after.values()) - sum(before_end.values()) == pytest.approx(1000), "it waits for the others"
+    assert after["idle"] - before_end["idle"] == pytest.approx(1000)
+    page.close_ledgers()
+    _passes(ticking, 1000)
+    assert page.slot(0).read().ledger_seconds(ticking[0]) == after, "time after the end is nobody's"
 
 
 def test_a_restart_is_charged_from_the_last_beat_on(ticking: list[int], tmp_path: pathlib.Path) -> None:
@@ -105,6 +109,58 @@ def test_the_pause_before_a_resume_is_nobodys(ticking: list[int], tmp_path: path
     assert sum(found.ledger_seconds(ticking[0]).values()) == pytest.approx(11, abs=1e-6)
     assert found.high_step == 5
     assert page.slot(0).requested().what is Request.NONE
+
+
+def test_a_life_that_nobody_closed_ends_with_the_last_sign_of_any_rank(ticking: list[int], page: Page) -> None:
+    born = ticking[0]
+    for rank in range(2):
+        page.slot(rank).start(0)
+        page.slot(rank).account(Category.PRODUCTIVE)
+    _passes(ticking, 10)
+    page.slot(0).beat(5)
+    _passes(ticking, 2)
+    page.slot(1).beat(6)
+    life = (ticking[0] - born) / _SECOND
+    _passes(ticking, 3600)  # the agent is killed, and its workers with it
+    page.resume()
+    _passes(ticking, 4)
+    found = [beat.ledger_seconds(ticking[0]) for beat in page.beats()]
+    assert [sum(each.values()) for each in found] == pytest.approx([life + 4] * 2)
+    assert [each["productive"] for each in found] == pytest.approx([10, 12])
+    assert [each["idle"] for each in found] == pytest.approx([2, 0])
+    assert [each["starting"] for each in found] == pytest.approx([4, 4])
+
+
+def test_a_rank_that_is_done_without_is_idle_until_it_is_started_again(ticking: list[int], page: Page) -> None:
+    slot = page.slot(1)
+    slot.start(0)
+    slot.account(Category.PRODUCTIVE)
+    slot.beat(3)
+    _passes(ticking, 6)  # lost; the others find out
+    page.slot(1).leave()
+    _passes(ticking, 100)
+    page.slot(1).start(2)
+    _passes(ticking, 1)
+    found = page.slot(1).read().ledger_seconds(ticking[0])
+    assert (found["restarting"], found["idle"], found["productive"]) == pytest.approx((7, 100, 0))
+    _passes(ticking, 5)
+    page.close_ledgers()
+    closed = page.slot(1).read()
+    assert closed.ledger_seconds(ticking[0])["idle"] == pytest.approx(106), "it gave no sign of life since its start"
+    assert closed.ledger_seconds(None) == closed.ledger_seconds(ticking[0] + _SECOND)
+
+
+def test_a_rank_that_returned_waits_until_another_fails(ticking: list[int], page: Page) -> None:
+    slot = page.slot(0)
+    slot.start(0)
+    slot.account(Category.PRODUCTIVE)
+    _passes(ticking, 10)
+    slot.finish()
+    _passes(ticking, 20)
+    page.slot(0).start(1)
+    _passes(ticking, 1)
+    found = page.slot(0).read().ledger_seconds(ticking[0])
+    assert (found["productive"], found["idle"], found["restarting"]) == pytest.approx((10, 20, 1))
 
 
 _WORKER = """
