@@ -9,10 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sgpu.data.dataset import VolumeDataset, VolumeFiles
+    from sgpu.data.dataset import VolumeDataset
     from sgpu.data.dataset import VolumeDataset as UCVolumeDataset
+    from sgpu.data.files import VolumeFiles
+    from sgpu.data.formats.audio import AudioFiles
+    from sgpu.data.formats.images import ImageFiles
+    from sgpu.data.formats.lines import JsonLines, TextLines
+    from sgpu.data.formats.safetensors import SafetensorsFiles
+    from sgpu.data.formats.tables import TableDataset
+    from sgpu.data.formats.tars import TarSamples
     from sgpu.data.loader import DataLoader
     from sgpu.data.protocols import Checkpointable
+    from sgpu.data.source import FileInfo
     from sgpu.data.stats import LoaderStats
     from sgpu.data.together import gather_batches
 
@@ -24,11 +32,19 @@ if TYPE_CHECKING:
 _HOME = {
     "VolumeDataset": ("sgpu.data.dataset", "VolumeDataset"),
     "UCVolumeDataset": ("sgpu.data.dataset", "VolumeDataset"),
-    "VolumeFiles": ("sgpu.data.dataset", "VolumeFiles"),
+    "VolumeFiles": ("sgpu.data.files", "VolumeFiles"),
     "DataLoader": ("sgpu.data.loader", "DataLoader"),
+    "FileInfo": ("sgpu.data.source", "FileInfo"),
     "Checkpointable": ("sgpu.data.protocols", "Checkpointable"),
     "LoaderStats": ("sgpu.data.stats", "LoaderStats"),
     "gather_batches": ("sgpu.data.together", "gather_batches"),
+    "ImageFiles": ("sgpu.data.formats.images", "ImageFiles"),
+    "AudioFiles": ("sgpu.data.formats.audio", "AudioFiles"),
+    "TextLines": ("sgpu.data.formats.lines", "TextLines"),
+    "JsonLines": ("sgpu.data.formats.lines", "JsonLines"),
+    "TableDataset": ("sgpu.data.formats.tables", "TableDataset"),
+    "TarSamples": ("sgpu.data.formats.tars", "TarSamples"),
+    "SafetensorsFiles": ("sgpu.data.formats.safetensors", "SafetensorsFiles"),
     # users know these from here; they live in a sibling that this package never imports by itself
     "VolumeReader": ("sgpu.checkpoint", "VolumeReader"),
     "VolumeWriter": ("sgpu.checkpoint", "VolumeWriter"),
@@ -37,8 +53,9 @@ _HOME = {
 }
 
 __all__ = [
-    "Checkpointable", "DataLoader", "LoaderStats", "UCVolumeDataset", "UCVolumeReader", "UCVolumeWriter",
-    "VolumeDataset", "VolumeFiles", "VolumeReader", "VolumeWriter", "gather_batches",
+    "AudioFiles", "Checkpointable", "DataLoader", "FileInfo", "ImageFiles", "JsonLines", "LoaderStats",
+    "SafetensorsFiles", "TableDataset", "TarSamples", "TextLines", "UCVolumeDataset", "UCVolumeReader",
+    "UCVolumeWriter", "VolumeDataset", "VolumeFiles", "VolumeReader", "VolumeWriter", "gather_batches",
 ]  # fmt: skip
 
 

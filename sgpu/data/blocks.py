@@ -192,7 +192,8 @@ class BlockStream(FreeStream):
             block, done = rest.item(worker + turn * workers)
             done = max(done, place[1]) if turn == place[0] else done
             numbers = self._files(block, told[Field.EPOCH])
-            run, iterator, made = Run(numbers), None, 0
+            self._foresee(rest, turn, place[0], worker, workers, told[Field.EPOCH])
+            run, iterator, made = Run(numbers, told[Field.EPOCH]), None, 0
             stem = mix(told[Field.SEED], told[Field.EPOCH], block)
             while True:
                 draws.begin(mixed(stem, made))
@@ -212,6 +213,14 @@ class BlockStream(FreeStream):
                     f"{type(self.dataset).__name__}.__iter__ ended having read {run.handed} of {len(numbers)} files; "
                     "with files_at_a_time it must go over all paths that it is given"
                 )
+
+    def _foresee(self, rest: Rest, turn: int, first: int, worker: int, workers: int, epoch: int) -> None:
+        """Files of the blocks after this one come while it is read."""
+        for later in (1, 2) if turn == first else (2,):
+            item = worker + (turn + later) * workers
+            if item < rest.items:
+                for number in self._files(rest.item(item)[0], epoch):
+                    self.volume.source.soon(self.volume.file_of(number))
 
     def _files(self, block: int, epoch: int) -> list[int]:
         positions = np.arange(block * self.size, min((block + 1) * self.size, len(self.volume)), dtype=np.int64)

@@ -24,8 +24,8 @@ from sgpu.contract.failpoint import failpoint
 from sgpu.data import living
 from sgpu.data.counters import Counters
 from sgpu.data.listing import Listing
-from sgpu.data.remote import Entry, Volume
 from sgpu.data.room import Room, is_disk_full
+from sgpu.data.volumes.entry import Entry, Volume
 
 _STRIPES = 1024
 _TRIES = 5

@@ -10,6 +10,7 @@ from sgpu.contract.errors import InputError
 from sgpu.data.blocks import Blocks
 from sgpu.data.dataset import VolumeDataset
 from sgpu.data.draws import parts_of
+from sgpu.data.formats.base import ManyDataset
 from sgpu.data.free import Free
 from sgpu.data.pipeline import Pipeline
 from sgpu.data.planned import Planned
@@ -41,6 +42,8 @@ def choose_pipeline(
         InputError: one_to_one=True for a data set with no volume in it, or with several; evaluation or global
             batches of what has no order of ours.
     """
+    if files_at_a_time is None and one_to_one is None and sampler is None:
+        files_at_a_time = _told_by_its_parts(dataset)
     _check_dealt(dataset, batching, sampler, False if files_at_a_time is not None else one_to_one)
     if batching.whole is not None and (sampler is not None or files_at_a_time is not None):
         raise _no_global_batches(dataset, "a sampler" if sampler is not None else "files_at_a_time")
@@ -78,6 +81,13 @@ def choose_pipeline(
         dataset, batching, volumes=volumes, with_state=with_state, workers=workers, workers_live_on=workers_live_on,
         seed=seed,
     )  # fmt: skip
+
+
+def _told_by_its_parts(dataset: Any) -> int | None:
+    """Ours for files with several samples say it themselves, also where a user's data set is around them."""
+    if not isinstance(dataset, IterableDataset):
+        return None
+    return 1 if any(isinstance(part, ManyDataset) for part in parts_of(dataset)) else None
 
 
 def _one_volume(

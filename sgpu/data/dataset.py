@@ -1,4 +1,4 @@
-"""A volume as a torch dataset: an iterable of local paths, or the same by number."""
+"""A volume as a torch dataset: an iterable of local paths, split over ranks and workers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
 from sgpu import runtime
-from sgpu.contract.errors import DataError, InputError, PositionError
+from sgpu.contract.errors import InputError, PositionError
 from sgpu.data.order import fold, order
-from sgpu.data.source import Source, SourceOptions
+from sgpu.data.source import Source, options_of
 
 _BLOCK = 1024
 
@@ -21,12 +21,12 @@ _BLOCK = 1024
 class Run:
     """The files that a loader asked for next, and how many of them were taken."""
 
-    def __init__(self, numbers: Sequence[int]) -> None:
-        self.numbers = numbers
+    def __init__(self, numbers: Sequence[int], epoch: int) -> None:
+        self.numbers, self.epoch = numbers, epoch
         self.handed = 0
 
 
-class VolumeDataset(IterableDataset[str]):
+class VolumeDataset(IterableDataset[Any]):
     """Local paths of the files of a volume, each fetched once a node and kept in a cache.
 
     Under `sgpu.data.DataLoader`, alone or wrapped in datasets that give one sample a file, its position is exact, and
@@ -37,6 +37,7 @@ class VolumeDataset(IterableDataset[str]):
     Args:
         url: a folder (a mount, too), or a URL that fsspec opens.
         pattern: which files, relative to the volume; "**/" stands for any folders, "{jpg,png}" for either.
+        yield_metadata: give (local path, FileInfo) instead of local paths alone.
         shuffle: a new order each epoch, a function of seed and epoch alone.
         cache_dir: None: "cache" in SGPU_HOME. Relative paths are kept below it.
         cache_limit_bytes: of all that is in the cache folder; None: only the disk limits it.
@@ -56,11 +57,17 @@ class VolumeDataset(IterableDataset[str]):
         cache_dir: str | os.PathLike[str] | None = None,
         cache_limit_bytes: int | None = None,
         min_free_disk_bytes: int | None = None,
+        yield_metadata: bool = False,
     ) -> None:
-        self.source = _source(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes)
+        self._begin(Source(options_of(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes)), shuffle, seed)
+        self.yield_metadata = yield_metadata
+
+    def _begin(self, source: Source, shuffle: bool, seed: int) -> None:
+        self.source = source
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed must be a whole number; found {seed!r}")
-        self.url, self.pattern, self.shuffle, self.seed = self.source.volume.url, pattern, bool(shuffle), seed
+        self.url, self.pattern = source.volume.url, source.options.pattern
+        self.shuffle, self.seed = bool(shuffle), seed
         self._shared_epoch = shared_numbers(1)
         self.told = 0, 0  # how often somebody called set_epoch, and with what
         self._start = self._taken = 0  # where a pass begins; how far the present one is
@@ -71,6 +78,13 @@ class VolumeDataset(IterableDataset[str]):
     def __len__(self) -> int:
         """Files in the volume, whoever reads them."""
         return len(self.source)
+
+    # what a number stands for, and what is given for it: a file and its path, unless a subclass divides files
+    def file_of(self, number: int) -> int:
+        return number
+
+    def item_of(self, number: int, path: str, epoch: int) -> Any:
+        return (path, self.source.info(number)) if self.yield_metadata else path
 
     @property
     def epoch(self) -> int:
@@ -104,8 +118,8 @@ class VolumeDataset(IterableDataset[str]):
 
     # ---- one run of files, as a loader's worker asks for them
 
-    def begin_run(self, numbers: Sequence[int]) -> Run:
-        self._run = Run(numbers)
+    def begin_run(self, numbers: Sequence[int], epoch: int) -> Run:
+        self._run = Run(numbers, epoch)
         return self._run
 
     def continue_run(self, run: Run) -> None:
@@ -116,18 +130,19 @@ class VolumeDataset(IterableDataset[str]):
 
     # ---- iteration
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Any]:
         return self._of_stream() if self._run is None else self._of_run(self._run)
 
-    def _of_run(self, run: Run) -> Iterator[str]:
+    def _of_run(self, run: Run) -> Iterator[Any]:
         worker = get_worker_info()
         first = worker is None or worker.id == 0  # its batch is the first; the others' would compete with it
-        paths = self.source.obtain_run(run.numbers, gather=first)
+        paths = self.source.obtain_run([self.file_of(number) for number in run.numbers], gather=first)
         while run.handed < len(run.numbers):
+            number = run.numbers[run.handed]
             run.handed += 1
-            yield next(paths)
+            yield self.item_of(number, next(paths), run.epoch)
 
-    def _of_stream(self) -> Iterator[str]:
+    def _of_stream(self) -> Iterator[Any]:
         stream, streams = self._whose()
         if self._stream is not None and self._stream != (stream, streams):
             raise PositionError(
@@ -143,7 +158,7 @@ class VolumeDataset(IterableDataset[str]):
             for number in self._order(block, epoch):
                 taken += 1
                 self._taken = taken
-                yield self.source.obtain(int(number))
+                yield self.item_of(int(number), self.source.obtain(self.file_of(int(number))), epoch)
         self._start, self._taken, self._stream = 0, 0, None
         if get_worker_info() is None:
             self._shared_epoch[0] = epoch + 1
@@ -204,66 +219,3 @@ def shared_numbers(count: int) -> torch.Tensor:
     numbers = torch.zeros(count, dtype=torch.int64)
     numbers.share_memory_()  # type: ignore[no-untyped-call]
     return numbers
-
-
-class VolumeFiles(Dataset[str]):
-    """The same as `VolumeDataset`, by number: for samplers. Files are numbered in the order of their paths.
-
-    Args: as for `VolumeDataset`.
-    """
-
-    def __init__(
-        self,
-        url: str | os.PathLike[str],
-        *,
-        pattern: str = "**/*",
-        cache_dir: str | os.PathLike[str] | None = None,
-        cache_limit_bytes: int | None = None,
-        min_free_disk_bytes: int | None = None,
-    ) -> None:
-        self.source = _source(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes)
-        self.url, self.pattern = self.source.volume.url, pattern
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, number: int) -> str:
-        if not -len(self) <= number < len(self):
-            raise IndexError(f"file {number} of {len(self)}")
-        return self.source.obtain(int(number) % len(self))
-
-    def relative_path(self, local: str | os.PathLike[str]) -> str:
-        """The path inside the volume of a path that this data set gave."""
-        return self.source.relative_path(local)
-
-    def relative(self, number: int) -> str:
-        """The path inside the volume of a file, without fetching it."""
-        if not 0 <= number < len(self):
-            raise IndexError(f"file {number} of {len(self)}")
-        return self.source.listing.path(number)
-
-
-def _source(
-    url: str | os.PathLike[str],
-    pattern: str,
-    cache_dir: str | os.PathLike[str] | None,
-    cache_limit_bytes: int | None,
-    min_free_disk_bytes: int | None,
-) -> Source:
-    if not isinstance(url, str | os.PathLike):
-        raise InputError(f'url must be a folder or a URL, as "/Volumes/main/default/cats"; found {url!r}')
-    return Source(SourceOptions(
-        url=os.fspath(url), pattern=pattern, cache_dir=None if cache_dir is None else os.fspath(cache_dir),
-        cache_limit_bytes=cache_limit_bytes, min_free_disk_bytes=min_free_disk_bytes,
-    ))  # fmt: skip
-
-
-def not_one_to_one(dataset: object, files: int, samples: str) -> DataError:
-    name = type(dataset).__name__
-    return DataError(
-        f"{name}.__iter__ gave {samples} for {files} files; an exact position needs one sample a file. Yield one "
-        "sample for each path (a substitute for a broken file), or pass DataLoader(..., files_at_a_time=1), where each "
-        "file makes its samples by itself, or one_to_one=False, which resumes by reading again what was read, with the "
-        "same world size and workers only.",
-        dataset=name,
-    )

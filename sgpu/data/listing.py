@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from sgpu.contract import atomic
 from sgpu.contract.errors import VolumeError
 from sgpu.data.pattern import compile_pattern
-from sgpu.data.remote import Entry, Volume
+from sgpu.data.volumes.entry import Entry, Volume
 
 _MAGIC = b"SGPULIST"
 _ALIGN = 64
@@ -56,6 +56,12 @@ class Listing:
         if head.get("digests"):
             self._digests = _mapped(file, np.uint8, at, (count, _DIGEST_BYTES))
             at += _up(count * _DIGEST_BYTES)
+        self._etags: tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]] | None = None
+        if head.get("etags_bytes"):
+            ends = _mapped(file, np.int64, at, (count + 1,))
+            at += _column_bytes(count)
+            self._etags = ends, _mapped(file, np.uint8, at, (head["etags_bytes"],))
+            at += _up(head["etags_bytes"])
         self._names = _mapped(file, np.uint8, at, (max(1, head["names_bytes"]),))
 
     def __len__(self) -> int:
@@ -68,7 +74,14 @@ class Listing:
     def entry(self, number: int) -> Entry:
         digest = b"" if self._digests is None else self._digests[number].tobytes()
         told = digest if any(digest) else b""
-        return Entry(self.path(number), int(self.sizes[number]), int(self.stamps[number]), told)
+        return Entry(self.path(number), int(self.sizes[number]), int(self.stamps[number]), told, self.etag(number))
+
+    def etag(self, number: int) -> str:
+        """As the store told it; empty where it told none."""
+        if self._etags is None:
+            return ""
+        offsets, texts = self._etags
+        return texts[offsets[number] : offsets[number + 1]].tobytes().decode()
 
     def find(self, path: str) -> int | None:
         """The number of a file, or None where the listing lacks it."""
@@ -105,13 +118,15 @@ def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> L
     offsets = np.zeros(len(names) + 1, np.int64)
     np.cumsum([len(name) for name in names], out=offsets[1:])
     hashed = hashlib.blake2b(digest_size=16)
-    for part in (offsets.tobytes(), sizes.tobytes(), stamps.tobytes(), *names):
+    etags = [entry.etag.encode() for entry in entries]
+    for part in (offsets.tobytes(), sizes.tobytes(), stamps.tobytes(), *names, *etags):
         hashed.update(part)
     file = folder / f"{hashed.hexdigest()}.listing"
     if not file.exists():
         head = json.dumps({
             "id": hashed.hexdigest(), "url": url, "files": len(names), "names_bytes": int(offsets[-1]),
             "total_bytes": int(sizes.sum()), "digests": any(entry.digest for entry in entries),
+            "etags_bytes": sum(map(len, etags)),
         }).encode()  # fmt: skip
         content = bytearray(_MAGIC + len(head).to_bytes(8, "little") + head)
         for array in (offsets, sizes, stamps):
@@ -122,6 +137,11 @@ def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> L
         if any(entry.digest for entry in entries):
             digests = b"".join(entry.digest or bytes(_DIGEST_BYTES) for entry in entries)
             content.extend(digests + bytes(_up(len(digests)) - len(digests)))
+        if any(etags):
+            ends = np.zeros(len(etags) + 1, np.int64)
+            np.cumsum([len(etag) for etag in etags], out=ends[1:])
+            for part in (ends.tobytes(), b"".join(etags)):
+                content.extend(part + bytes(_up(len(part)) - len(part)))
         content.extend(b"".join(names) or b"\0")
         atomic.write_bytes(file, bytes(content), durable=False)
     os.utime(file)
@@ -136,24 +156,30 @@ def _forget_old(folder: pathlib.Path) -> None:
         except FileNotFoundError:
             return 0.0
 
-    for pattern, kept in (("*.listing", _KEPT), ("run-*.json", _KEPT_POINTERS)):
+    for pattern, kept in (("*.listing", _KEPT), ("*.groups.json", _KEPT), ("run-*.json", _KEPT_POINTERS)):
         for file in sorted(folder.glob(pattern), key=age)[:-kept]:
             file.unlink(missing_ok=True)
 
 
-def list_volume(volume: Volume, pattern: str) -> list[Entry]:
-    """The files that `pattern` names, sorted by the bytes of their paths.
+def list_volume(volume: Volume, pattern: str, paths: Sequence[str] | None = None) -> list[Entry]:
+    """The files that `pattern` names, or `paths`, sorted by the bytes of their paths.
 
     Raises:
-        VolumeError: none, or a name that cannot be kept in a cache folder.
+        VolumeError: none, or one of `paths` is not there, or a name that cannot be kept in a cache folder.
     """
-    wanted = compile_pattern(pattern)
+    matches = compile_pattern(pattern).fullmatch if paths is None else set(paths).__contains__
     entries, others = [], 0
     for entry in volume.entries():
-        if wanted.fullmatch(entry.path):
+        if matches(entry.path):
             entries.append(entry)
         else:
             others += 1
+    if paths is not None and (missing := sorted(set(paths) - {entry.path for entry in entries})):
+        raise VolumeError(
+            f"volume {volume.url} lacks {len(missing)} of {len(paths)} files that were named, as {missing[0]!r}. Were "
+            "they removed (vacuumed, for a table)? Take a version whose files are still there.",
+            url=volume.url,
+        )
     if not entries:
         raise VolumeError(
             f"volume {volume.url} has no file that matches {pattern!r}"
@@ -188,23 +214,26 @@ def _check_names(url: str, entries: Sequence[Entry]) -> None:
                 )
 
 
-def shared_listing(volume: Volume, pattern: str, folder: pathlib.Path, scope: str | None) -> Listing:
+def shared_listing(
+    volume: Volume, entries: Callable[[], list[Entry]], folder: pathlib.Path, scope: str | None
+) -> Listing:
     """The listing of this run: made by the first process of the node that asks, read by the others.
 
     Args:
+        entries: lists the volume.
         folder: of this volume and pattern.
         scope: names the run; None: there is no run to share with, list now.
     """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if scope is None:
-        return write_listing(folder, volume.url, list_volume(volume, pattern))
+        return write_listing(folder, volume.url, entries())
     pointer = folder / f"run-{hashlib.blake2b(scope.encode(), digest_size=8).hexdigest()}.json"
     with (folder / "lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         known = atomic.read_json(pointer)
         if known is not None and (folder / f"{known['id']}.listing").exists():
             return Listing(folder / f"{known['id']}.listing")
-        listing = write_listing(folder, volume.url, list_volume(volume, pattern))
+        listing = write_listing(folder, volume.url, entries())
         atomic.write_json(pointer, {"id": listing.id}, durable=False)
         return listing
 

@@ -140,7 +140,7 @@ class Planned:
 
     def future(self) -> tuple[Source, WalkPlan] | None:
         if self.volume is not None:
-            source: Source | None = self.volume.source
+            source: Source | None = self.volume.source if len(self.volume.source) == self.samples else None
         else:  # as many files as samples: most likely one each, and a wrong guess costs no more than reading ahead
             inside = [part for part in parts_of(self.dataset) if isinstance(part, Source)]
             source = inside[0] if len(inside) == 1 and len(inside[0]) == self.samples else None

@@ -7,11 +7,12 @@ import hashlib
 import os
 import pathlib
 import re
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgpu import runtime, settings
 from sgpu.contract.errors import DataError, InputError, ListingChangedError, VolumeError
@@ -19,8 +20,9 @@ from sgpu.data import living
 from sgpu.data.cache import Cache
 from sgpu.data.counters import CacheCounts, Counters
 from sgpu.data.listing import Listing, difference, list_volume, shared_listing, write_listing
-from sgpu.data.remote import local_root, open_volume
 from sgpu.data.room import STATE, Room
+from sgpu.data.volumes.entry import Entry
+from sgpu.data.volumes.opening import local_root, open_volume
 
 _GATHERING_THREADS = 16
 
@@ -34,6 +36,7 @@ class SourceOptions:
         cache_dir: None: "cache" in SGPU_HOME.
         cache_limit_bytes: None: no limit but that of the disk.
         min_free_disk_bytes: None: the setting, or a tenth of the disk.
+        paths: exactly these files, all of which must be there; None: those that `pattern` names.
     """
 
     url: str
@@ -41,8 +44,11 @@ class SourceOptions:
     cache_dir: str | None = None
     cache_limit_bytes: int | None = None
     min_free_disk_bytes: int | None = None
+    paths: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
+        if self.paths is not None:
+            object.__setattr__(self, "paths", tuple(self.paths))  # JSON has lists only
         for name in ("cache_limit_bytes", "min_free_disk_bytes"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -53,6 +59,34 @@ class SourceOptions:
         if self.cache_dir is None:
             return settings.home() / "cache"
         return pathlib.Path(self.cache_dir).expanduser().absolute()
+
+
+def options_of(
+    url: str | os.PathLike[str],
+    pattern: str,
+    cache_dir: str | os.PathLike[str] | None,
+    cache_limit_bytes: int | None,
+    min_free_disk_bytes: int | None,
+) -> SourceOptions:
+    if not isinstance(url, str | os.PathLike):
+        raise InputError(f'url must be a folder or a URL, as "/Volumes/main/default/cats"; found {url!r}')
+    return SourceOptions(
+        url=os.fspath(url), pattern=pattern, cache_dir=None if cache_dir is None else os.fspath(cache_dir),
+        cache_limit_bytes=cache_limit_bytes, min_free_disk_bytes=min_free_disk_bytes,
+    )  # fmt: skip
+
+
+class FileInfo(NamedTuple):
+    """What a volume tells of a file.
+
+    Attributes:
+        path: inside the volume, "/" between folders.
+        etag: the store's name of this version, without quotes; where it tells none, made of time and size.
+    """
+
+    path: str
+    size_bytes: int
+    etag: str
 
 
 class Source:
@@ -79,9 +113,10 @@ class Source:
             self.root, options.cache_limit_bytes, least if least is not None else settings.min_free_disk_bytes()
         )
         self.volume_id = _volume_id(self.volume.url)
-        shelf = room.state / "listings" / f"{self.volume_id}-{_short(options.pattern)}"
+        named = "\0".join((options.pattern, *(options.paths or ())))
+        shelf = room.state / "listings" / f"{self.volume_id}-{_short(named)}"
         if expected is None:
-            self.listing = shared_listing(self.volume, options.pattern, shelf, _scope())
+            self.listing = shared_listing(self.volume, self._list, shelf, _scope())
         else:
             self.listing = self._again(shelf, *expected)
         self.counters = Counters(counted_in or room.state / "counters" / living.new_name())
@@ -94,7 +129,7 @@ class Source:
         if os.path.exists(file):
             return Listing(pathlib.Path(file))
         shelf.mkdir(parents=True, exist_ok=True, mode=0o700)
-        listing = write_listing(shelf, self.volume.url, list_volume(self.volume, self.options.pattern))
+        listing = write_listing(shelf, self.volume.url, self._list())
         if listing.id != listing_id:
             raise ListingChangedError(
                 f"volume {self.volume.url} has other files here ({len(listing)}) than where the data set was made. "
@@ -103,8 +138,15 @@ class Source:
             )  # fmt: skip
         return listing
 
+    def _list(self) -> list[Entry]:
+        return list_volume(self.volume, self.options.pattern, self.options.paths)
+
     def __len__(self) -> int:
         return len(self.listing)
+
+    def info(self, number: int) -> FileInfo:
+        entry = self.listing.entry(number)
+        return FileInfo(entry.path, entry.size_bytes, entry.etag or f"{entry.stamp:x}-{entry.size_bytes:x}")
 
     def obtain(self, number: int) -> str:
         return self.cache.obtain(number)
@@ -133,6 +175,11 @@ class Source:
     def _bring(self, number: int) -> None:
         with contextlib.suppress(DataError, OSError):  # who obtains the file meets the same
             self.cache.prefetch(number)
+
+    def soon(self, number: int) -> None:
+        """Brings a file here in the background, if it is not."""
+        if not self.cache.has(number):
+            threading.Thread(target=self._bring, args=(number,), daemon=True).start()
 
     def counts(self) -> CacheCounts:
         return self.counters.total()

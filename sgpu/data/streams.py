@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 
-from sgpu.contract.errors import SgpuError
-from sgpu.data.dataset import VolumeDataset, not_one_to_one
+from sgpu.contract.errors import DataError, SgpuError
+from sgpu.data.dataset import VolumeDataset
 from sgpu.data.draws import Draws
 from sgpu.data.generators import preserved
 from sgpu.data.order import mix, mixed_all, order
@@ -151,37 +151,38 @@ class PlannedStream(IterableDataset[Envelope]):
             seed=told[Field.SEED], epoch=told[Field.EPOCH], shuffle=self.shuffle,
         ):  # fmt: skip
             with guard:
-                envelope = self._make(batch, draws, worker)
+                envelope = self._make(batch, draws, worker, told[Field.EPOCH])
             yield envelope
             if envelope.kind == Kind.ERROR:
                 return
 
-    def _make(self, batch: Batch, draws: Draws, worker: int) -> Envelope:
+    def _make(self, batch: Batch, draws: Draws, worker: int, epoch: int) -> Envelope:
         try:
             if self.volume is None:
                 items = fetch_items(self.dataset, batch.numbers, batch.seeds, draws)
             else:
-                items = self._of_files(self.volume, batch.numbers, batch.seeds, draws)
+                items = self._of_files(self.volume, batch, draws, epoch)
             return Envelope(Kind.BATCH, batch.step, worker, len(items), self.batching.finish(items))
         except SgpuError as problem:  # torch would rebuild it from its text alone and lose its facts
             return Envelope(Kind.ERROR, batch.step, worker, data=problem)
 
-    def _of_files(self, volume: VolumeDataset, numbers: list[int], seeds: list[int], draws: Draws) -> list[Any]:
+    def _of_files(self, volume: VolumeDataset, batch: Batch, draws: Draws, epoch: int) -> list[Any]:
         """Lets the user's data set go over just these files, and sees that each file became one sample."""
         items: list[Any] = []
-        run = volume.begin_run(numbers)
+        numbers = batch.numbers
+        run = volume.begin_run(numbers, epoch)
         try:
             iterator = iter(self.dataset)
-            for seed in seeds:
+            for seed in batch.seeds:
                 draws.begin(seed)
                 item = next(iterator, END)
                 if item is END:
-                    raise not_one_to_one(self.dataset, len(numbers), f"{len(items)} samples")
+                    raise _not_one_to_one(self.dataset, len(numbers), f"{len(items)} samples")
                 items.append(item)
             if next(iterator, END) is not END:
-                raise not_one_to_one(self.dataset, len(numbers), f"more than {len(items)} samples")
+                raise _not_one_to_one(self.dataset, len(numbers), f"more than {len(items)} samples")
             if run.handed != len(numbers):
-                raise not_one_to_one(
+                raise _not_one_to_one(
                     self.dataset, len(numbers), f"{len(items)} samples, having read {run.handed} files,"
                 )
         finally:
@@ -227,3 +228,14 @@ def tell_epoch(dataset: Any, epoch: int) -> None:
     tell = getattr(dataset, "set_epoch", None)
     if callable(tell) and not isinstance(dataset, VolumeDataset):
         tell(epoch)
+
+
+def _not_one_to_one(dataset: object, files: int, samples: str) -> DataError:
+    name = type(dataset).__name__
+    return DataError(
+        f"{name}.__iter__ gave {samples} for {files} files; an exact position needs one sample a file. Yield one "
+        "sample for each path (a substitute for a broken file), or pass DataLoader(..., files_at_a_time=1), where each "
+        "file makes its samples by itself, or one_to_one=False, which resumes by reading again what was read, with the "
+        "same world size and workers only.",
+        dataset=name,
+    )

@@ -13,10 +13,12 @@ import pytest
 
 from sgpu.contract.errors import InputError, ListingChangedError, VolumeError
 from sgpu.data import VolumeDataset, VolumeFiles
-from sgpu.data.listing import difference, list_volume, shared_listing, write_listing
+from sgpu.data.listing import Listing, difference, list_volume, shared_listing, write_listing
 from sgpu.data.pattern import compile_pattern
-from sgpu.data.remote import Entry, LocalVolume, open_volume
-from sgpu.data.store import stamp_of
+from sgpu.data.volumes.entry import Entry
+from sgpu.data.volumes.folder import FolderVolume
+from sgpu.data.volumes.opening import open_volume
+from sgpu.data.volumes.url import stamp_of
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,7 @@ def test_links_are_followed_once_and_dead_ones_told(tmp_path: pathlib.Path) -> N
     (root / "dead").symlink_to(root / "nothing")
     os.mkfifo(root / "pipe")
     with pytest.warns(UserWarning, match="dead in volume .* is a link to nothing"):
-        found = list_volume(LocalVolume(str(root)), "**/*")
+        found = list_volume(FolderVolume(str(root)), "**/*")
     assert [entry.path for entry in found] == ["a/1", "linked"]
 
 
@@ -113,7 +115,7 @@ def test_a_folder_without_permission_is_named(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("bad", ["a//b", "../b", "a/./b", "a/" + "x" * 250])
 def test_names_that_would_leave_the_cache_are_refused(bad: str, tmp_path: pathlib.Path) -> None:
-    class Store(LocalVolume):
+    class Store(FolderVolume):
         def entries(self) -> Any:
             return iter([Entry(bad, 1, 1)])
 
@@ -122,7 +124,7 @@ def test_names_that_would_leave_the_cache_are_refused(bad: str, tmp_path: pathli
 
 
 def test_an_object_that_is_also_a_prefix_is_refused_by_both_names(tmp_path: pathlib.Path) -> None:
-    class Store(LocalVolume):
+    class Store(FolderVolume):
         def entries(self) -> Any:
             return iter([Entry("x/y", 1, 1), Entry("x", 1, 1), Entry("x.1", 1, 1)])
 
@@ -143,15 +145,20 @@ def test_listing_round_trip_find_and_difference(tmp_path: pathlib.Path) -> None:
     assert write_listing(tmp_path, "u", list(before.entries())).id == before.id
 
 
+def shared(root: pathlib.Path, shelf: pathlib.Path, scope: str | None) -> Listing:
+    volume = FolderVolume(str(root))
+    return shared_listing(volume, lambda: list_volume(volume, "**/*"), shelf, scope)
+
+
 def test_one_process_lists_for_a_run(tmp_path: pathlib.Path) -> None:
     root = tmp_path / "volume"
     root.mkdir()
     (root / "a").write_text("1")
-    first = shared_listing(LocalVolume(str(root)), "**/*", tmp_path / "shelf", "run 1")
+    first = shared(root, tmp_path / "shelf", "run 1")
     (root / "b").write_text("2")
-    assert shared_listing(LocalVolume(str(root)), "**/*", tmp_path / "shelf", "run 1").id == first.id
-    assert len(shared_listing(LocalVolume(str(root)), "**/*", tmp_path / "shelf", "run 2")) == 2
-    assert len(shared_listing(LocalVolume(str(root)), "**/*", tmp_path / "shelf", None)) == 2
+    assert shared(root, tmp_path / "shelf", "run 1").id == first.id
+    assert len(shared(root, tmp_path / "shelf", "run 2")) == 2
+    assert len(shared(root, tmp_path / "shelf", None)) == 2
 
 
 def test_stores_by_url() -> None:

@@ -13,12 +13,13 @@ import fsspec
 
 from sgpu.contract.errors import FetchError, VolumeError
 from sgpu.data.order import mix
-from sgpu.data.remote import CHUNK_BYTES, Entry, changed, write_all
+from sgpu.data.volumes.entry import CHUNK_BYTES, Entry, changed, write_all
 
 _ASKING_THREADS = 32
+_TAGS = ("ETag", "etag")
 
 
-class FsspecVolume:
+class UrlVolume:
     """Whatever fsspec reaches: s3://, gs://, abfs://, memory:// (this process and its forks only)."""
 
     def __init__(self, url: str) -> None:
@@ -69,7 +70,7 @@ class FsspecVolume:
         for name, facts in files.items():
             path = name[len(root) :].removeprefix("/")
             if path and not path.endswith("/"):
-                yield Entry(path, int(facts.get("size") or 0), stamp_of(facts), digest_of(facts))
+                yield Entry(path, int(facts.get("size") or 0), stamp_of(facts), digest_of(facts), etag_of(facts))
 
     def _info(self, name: str) -> dict[str, Any]:
         try:
@@ -109,6 +110,25 @@ class FsspecVolume:
         if entry.digest and hashed.digest() != entry.digest:
             raise OSError(f"{entry.path}: the bytes that came have another checksum than the store tells")
 
+    def read(self, entry: Entry, start: int, stop: int) -> bytes:
+        filesystem, root = self._open()
+        try:
+            piece: bytes = filesystem.cat_file(f"{root}/{entry.path}", start=start, end=stop)
+        except OSError:
+            raise
+        except Exception as problem:
+            raise OSError(f"{type(problem).__name__}: {problem}") from problem
+        if len(piece) != stop - start:
+            raise OSError(f"{entry.path}: {len(piece)} of {stop - start} bytes came from {start}")
+        return piece
+
+    def has_folder(self, path: str) -> bool:
+        filesystem, root = self._open()
+        try:
+            return bool(filesystem.isdir(f"{root}/{path}"))
+        except Exception as problem:
+            raise VolumeError(f"volume {self.url} cannot be reached: {problem!r}", url=self.url) from problem
+
     def direct(self, path: str) -> str | None:
         return None
 
@@ -122,10 +142,15 @@ def stamp_of(facts: dict[str, Any]) -> int:
         seconds = float(changed_at.timestamp())
     else:
         seconds = float(changed_at) if isinstance(changed_at, int | float) else 0.0
-    tag = next((str(facts[key]) for key in ("ETag", "etag", "md5Hash", "content_md5") if facts.get(key)), None)
+    tag = next((str(facts[key]) for key in (*_TAGS, "md5Hash", "content_md5") if facts.get(key)), None)
     if tag is None:
         return int(seconds * 1e6)
     return int(seconds) * 1_000_000 + mix(*tag.encode()) % 1_000_000
+
+
+def etag_of(facts: dict[str, Any]) -> str:
+    """The store's own name of this version of an object, without quotes; empty where it tells none."""
+    return next((str(facts[key]).strip('"') for key in _TAGS if facts.get(key)), "")
 
 
 def digest_of(facts: dict[str, Any]) -> bytes:

@@ -1,0 +1,39 @@
+"""From what a user wrote to the volume behind it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pathlib
+from typing import Any
+
+from sgpu.contract.errors import InputError
+from sgpu.data.volumes.entry import Volume
+from sgpu.data.volumes.folder import FolderVolume
+
+
+def open_volume(url: str | os.PathLike[str]) -> Volume:
+    """The volume at a path or URL.
+
+    Raises:
+        VolumeError: it does not exist, is no folder, or its scheme is unknown.
+    """
+    if not isinstance(url, str | os.PathLike) or not os.fspath(url):
+        raise InputError(
+            f'url must be a folder or a URL, as "/Volumes/main/default/cats" or "s3://bucket/cats"; found {url!r}'
+        )
+    text = os.fspath(url)
+    scheme, _, rest = text.partition("://")
+    if not rest and "://" not in text:
+        return FolderVolume(text)
+    if scheme in ("file", "local"):
+        return FolderVolume(rest)
+    # half of what a fetcher for a local folder would load
+    remote: Any = importlib.import_module("sgpu.data.volumes.url")
+    opened: Volume = remote.UrlVolume(text)
+    return opened
+
+
+def local_root(url: str) -> pathlib.Path | None:
+    """The folder of a local volume, links followed; None for a URL."""
+    return None if "://" in url else pathlib.Path(url).resolve()
