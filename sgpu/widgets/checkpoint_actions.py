@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
+
 from sgpu.checkpoint import Catalog
 from sgpu.checkpoint.keeping import prune
 from sgpu.contract.errors import CheckpointError, CheckpointNotFoundError, InputError
@@ -10,7 +13,7 @@ from sgpu.run import Run
 from sgpu.widgets.checkpoint_rows import Shelf
 from sgpu.widgets.words import count, plural
 
-FORMATS = ("safetensors", "torch")
+FORMATS = {"safetensors": ".safetensors", "torch": ".pt", "hf": "-hf"}  # format -> how a name for it ends
 
 
 def verify(shelf: Shelf, step: int) -> str:
@@ -27,9 +30,9 @@ def verify(shelf: Shelf, step: int) -> str:
 
 
 def export(shelf: Shelf, step: int, path: str, kind: str) -> str:
-    """Writes all tensors into one new file."""
+    """Writes all tensors into one new file, or the model into a folder as Hugging Face's libraries have it."""
     if not path.strip():
-        raise InputError("give the name of the new file")
+        raise InputError("give the name of the new file or folder")
     return f"step {count(step)} as {kind}: {Catalog(shelf.place.root).export(step, path.strip(), format=kind)}"
 
 
@@ -46,7 +49,7 @@ def delete(shelf: Shelf, step: int) -> str:
         raise CheckpointNotFoundError(f"there is no checkpoint of step {count(step)} any more", step=step)
     row = shelf.row(step)
     if row is not None and row.protected:
-        raise InputError(f"step {count(step)} is protected; `sgpu checkpoints unprotect` ends that")
+        raise InputError(f"step {count(step)} is protected; end the protection first")
     if shelf.check(step) is not None and not _another_is_whole(shelf, step):
         raise InputError(f"step {count(step)} is the last valid checkpoint; it is not deleted")
     if shelf.restored_step == step and _going_on(shelf):
@@ -58,18 +61,50 @@ def delete(shelf: Shelf, step: int) -> str:
 
 
 def resume(shelf: Shelf, step: int) -> str:
-    """Starts the run again, if it would take this step.
+    """Goes on from a step: the run itself where it would take this one, else a new run.
 
     Raises:
-        InputError: it would take another, or it goes on already.
+        InputError: no run is known that wrote it.
+        CheckpointNotFoundError, CheckpointCorruptError: there is no such valid step.
     """
     if shelf.place.run is None:
         raise InputError("these checkpoints belong to no run that is known here")
-    newest = newest_whole(shelf)
-    if newest != step:
-        raise InputError(f"the run would go on from step {count(newest)}, its newest valid checkpoint")
-    run = Run(shelf.place.run).resume()
-    return f'run {run.id} goes on from step {count(step)}; sgpu.attach("{run.id}") shows it'
+    former = shelf.place.run.id
+    run = Run(shelf.place.run).resume(step=step)
+    went = "goes on from" if run.id == former else f"is new and begins at {former}'s"
+    return f'run {run.id} {went} step {count(step)}; sgpu.attach("{run.id}") shows it'
+
+
+def protect(shelf: Shelf, step: int, reason: str) -> str:
+    """No run prunes it from now on."""
+    Catalog(shelf.place.root).protect(step, reason)
+    shelf.refresh()
+    return f"step {count(step)} is protected: no run prunes it, and it cannot be deleted here"
+
+
+def unprotect(shelf: Shelf, step: int) -> str:
+    """Leaves it to the rules again."""
+    Catalog(shelf.place.root).unprotect(step)
+    shelf.refresh()
+    return f"step {count(step)} is no longer protected"
+
+
+def verify_all(shelf: Shelf, tell: Callable[[str], None]) -> str:
+    """Reads every byte of all checkpoints, and marks those that are damaged; nobody deletes them.
+
+    Args:
+        tell: hears how far it is.
+    """
+    steps = [row.step for row in shelf.rows]
+    for done, step in enumerate(steps):
+        tell(f"reading every byte: {count(done)} of {plural(len(steps), 'checkpoint')} …")
+        with contextlib.suppress(CheckpointError):  # its row says what is wrong
+            verify(shelf, step)
+    damaged = [row.step for row in shelf.rows if row.state == "damaged"]
+    if not damaged:
+        return f"{plural(len(steps), 'checkpoint')}: no byte differs from what was written"
+    some = ", ".join(count(step) for step in damaged[:10]) + (" …" if len(damaged) > 10 else "")
+    return f"{count(len(damaged))} of {plural(len(steps), 'checkpoint')} damaged (step {some}); left for a look"
 
 
 def newest_whole(shelf: Shelf) -> int | None:

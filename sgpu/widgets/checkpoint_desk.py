@@ -14,12 +14,13 @@ from sgpu.contract.errors import SgpuError
 from sgpu.widgets import checkpoint_actions as actions
 from sgpu.widgets import checkpoint_detail as detail
 from sgpu.widgets import checkpoint_wire as wire
+from sgpu.widgets.checkpoint_jobs import Jobs
 from sgpu.widgets.checkpoint_rows import CheckpointRow, Shelf, curves_of
 from sgpu.widgets.checkpoint_tensors import TensorTree, sizes_in, sizes_of
 from sgpu.widgets.checkpoint_values import look_at
 from sgpu.widgets.checkpoint_wire import Message
 from sgpu.widgets.errands import Errands
-from sgpu.widgets.words import count, plain, whole
+from sgpu.widgets.words import plain, whole
 
 MAX_LINES = 300
 _CHECKED_AT_ONCE = 100
@@ -39,6 +40,7 @@ class Desk:
         self.shelf = shelf
         self._say = say
         self._quick, self._slow = quick, slow
+        self._jobs = Jobs(shelf, say, errands=slow, changed=self._tell_changes)
         self._lock = threading.RLock()
         self._asked: list[int] = []  # steps that somebody looks at, to be checked first
         self._checking = False
@@ -49,8 +51,7 @@ class Desk:
         self._handlers: dict[str, Callable[[Message], None]] = {
             "hello": lambda _: self._hello(), "refresh": lambda _: self._refresh(), "check": self._check,
             "choose": self._choose, "lines": self._lines, "toggle": self._toggle, "find": self._find,
-            "values": self._values, "compare": self._compare, "verify": self._verify, "export": self._export,
-            "delete": self._delete, "resume": self._resume,
+            "values": self._values, "compare": self._compare, **self._jobs.handlers,
         }  # fmt: skip
 
     def hear(self, content: Any) -> None:
@@ -90,7 +91,7 @@ class Desk:
                 {
                     "kind": "table", "columns": list(detail.COLUMNS), "rows": list(self._told.values()),
                     **wire.head(self.shelf, rows), "note": wire.note(self.shelf), "chosen": self.chosen,
-                    "formats": list(actions.FORMATS),
+                    "formats": [list(pair) for pair in actions.FORMATS.items()],
                 }
             )  # fmt: skip
 
@@ -193,7 +194,7 @@ class Desk:
 
     def _resumption(self, row: CheckpointRow) -> Message:
         told = detail.resumption(self.shelf.place, row, actions.newest_whole(self.shelf))
-        return {"resume": {"words": told.words, "code": told.code, "direct": told.direct}}
+        return {"resume": {"words": told.words, "code": told.code, "button": told.button}}
 
     def _lines(self, content: Message) -> None:
         first, amount = whole(content.get("from")), whole(content.get("count"))
@@ -234,7 +235,7 @@ class Desk:
                 told = wire.values_wire(look_at(self.shelf.store, opened, name))
                 self._say({"kind": "values", "step": self.chosen, **told})
 
-        self._guarded(self._quick, f"values of {plain(name, 80)}", errand)
+        self._jobs.guarded(self._quick, f"values of {plain(name, 80)}", errand)
 
     def _compare(self, content: Message) -> None:
         first, second = whole(content.get("first")), whole(content.get("second"))
@@ -247,53 +248,8 @@ class Desk:
             if rows[0] is not None and rows[1] is not None:
                 self._say({"kind": "difference", **wire.difference_wire(detail.compare(rows[0], rows[1], told))})
 
-        self._guarded(self._quick, "comparing", errand)
-
-    # ---- actions
-
-    def _verify(self, content: Message) -> None:
-        self._act(content, "reading every byte of", lambda step: actions.verify(self.shelf, step))
-
-    def _export(self, content: Message) -> None:
-        path, kind = str(content.get("path") or ""), str(content.get("format"))
-        self._act(content, "exporting", lambda step: actions.export(self.shelf, step, path, kind))
-
-    def _delete(self, content: Message) -> None:
-        if content.get("sure") is True:
-            self._act(content, "deleting", lambda step: actions.delete(self.shelf, step))
-
-    def _resume(self, content: Message) -> None:
-        if content.get("sure") is True:
-            self._act(content, "resuming from", lambda step: actions.resume(self.shelf, step))
-
-    def _act(self, content: Message, doing: str, action: Callable[[int], str]) -> None:
-        step = whole(content.get("step"))
-        if step is None:
-            return
-
-        def errand() -> None:
-            self._job("running", f"{doing} step {count(step)} …")
-            try:
-                self._job("done", action(step))
-            finally:
-                self._tell_changes()
-
-        self._guarded(self._slow, doing, errand)
-
-    def _guarded(self, errands: Errands, doing: str, errand: Callable[[], None]) -> None:
-        """What goes wrong is told, and the next errand is done all the same."""
-
-        def safely() -> None:
-            try:
-                errand()
-            except (SgpuError, OSError, ImportError, ValueError, MemoryError) as error:
-                self._job("failed", f"{doing}: {plain(error, 2000) or type(error).__name__}")
-
-        errands.do(safely)
+        self._jobs.guarded(self._quick, "comparing", errand)
 
     def tell_trouble(self, error: Exception) -> None:
         """Something that nobody expected; whatever else was asked for goes on."""
-        self._job("failed", f"{type(error).__name__}: {plain(error, 2000)}")
-
-    def _job(self, state: str, words: str) -> None:
-        self._say({"kind": "job", "state": state, "words": words})
+        self._jobs.tell("failed", f"{type(error).__name__}: {plain(error, 2000)}")

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sgpu.checkpoint.format import names
 from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.checkpoint.looking.inspection import Difference
 from sgpu.contract.status import read_status
@@ -88,44 +87,36 @@ def _objects(objects: frozenset[str]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Resumption:
-    """How to go on from a checkpoint: code, and whether a button can do it.
-
-    Attributes:
-        direct: the run has ended without success, and this is the checkpoint that it would take.
-    """
+    """How to go on from a checkpoint: in words and code, and what a button that does it says ("": there is none)."""
 
     words: str
     code: str
-    direct: bool = False
+    button: str = ""
 
 
 def resumption(place: Place, row: CheckpointRow, newest_whole: int | None) -> Resumption:
-    """Without a run, or for an older step, the code that does it."""
-    path = f"{place.root.rstrip('/')}/{row.folder}"
+    """The run itself goes on where it would take this one; else a new run begins here."""
     if row.state == "damaged":
         return Resumption(words="Nothing goes on from a damaged checkpoint; choose a valid one.", code="")
-    if place.run is not None and row.step == newest_whole:
-        status = read_status(place.run)
-        ended = status is not None and status.final and status.state != "SUCCEEDED"
-        code = f'import sgpu\nsgpu.attach("{place.run.id}").resume()'
-        if ended:
-            return Resumption(
-                words="The run goes on from here: it is its newest valid checkpoint.", code=code, direct=True
-            )
-        state = "has succeeded" if status is not None and status.state == "SUCCEEDED" else "is still running"
-        return Resumption(words=f"The run {state}; nothing is to be resumed.", code="")
-    if "://" in place.root:
+    if place.run is None:
+        root, other = place.root, f"{place.root.rstrip('/')}-from-{row.step}"
         return Resumption(
-            words="Load it into your own objects:",
-            code="import torch.distributed.checkpoint as dcp\nfrom sgpu.checkpoint import VolumeReader\n"
-            f"dcp.load(state, storage_reader=VolumeReader({path!r}))",
+            words="A run takes the newest checkpoint of its root. A new run begins here with a root of its own:",
+            code=f"from sgpu.checkpoint import Catalog\n\nCatalog({root!r}).copy({row.step}, {other!r})\n"
+            f"# then: @distributed(..., checkpoints={other!r})",
         )
-    other = f"{place.root.rstrip('/')}-from-{row.step}"
-    copied = f"{other}/{names.folder_name(row.step, 0)}"
+    attached = f'import sgpu\n\nsgpu.attach("{place.run.id}")'
+    status = read_status(place.run)
+    if status is not None and status.final and status.state != "SUCCEEDED" and row.step == newest_whole:
+        return Resumption(
+            words="The run goes on from here: it is its newest valid checkpoint.",
+            code=f"{attached}.resume()", button="Resume the run from here",
+        )  # fmt: skip
     return Resumption(
-        words="A run takes the newest checkpoint of its root; with a root of its own, a new run goes on from this one:",
-        code=f"import shutil\nshutil.copytree({path!r}, {copied!r})\n# then: @distributed(..., checkpoints={other!r})",
-    )
+        words="A new run begins here, with the same function and arguments and a folder of its own; this run stays as "
+        "it is.",
+        code=f"{attached}.resume(step={row.step})", button="Begin a new run from here",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from sgpu.checkpoint.format import names
-from sgpu.checkpoint.keeping import choose
+from sgpu.checkpoint.keeping import choose, protection
 from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.checkpoint.keeping.prune import score
 from sgpu.checkpoint.stores.opening import open_store
@@ -38,7 +38,7 @@ class CheckpointRow:
         made: seconds since 1970, or None.
         blocked_seconds: training waited for it so long. `save_seconds`: until it was durable.
         kept: why it is still there, in words.
-        protected: whether pruning passes it by.
+        protected: whether pruning passes it by, and `reason`, as whoever protected it said.
         metrics: at that step.
     """
 
@@ -53,6 +53,7 @@ class CheckpointRow:
     world_size: int | None = None
     kept: tuple[str, ...] = ()
     protected: bool = False
+    reason: str = ""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -120,10 +121,15 @@ class Shelf:
             for step, folders in attempts.items():
                 if self._attempts.get(step) != folders:
                     self._rows[step] = CheckpointRow(step=step, folder=folders[0])
-                kept = not protected.isdisjoint(folders)
-                self._rows[step] = replace(self._told(self._rows[step]), protected=kept)
+                self._rows[step] = self._marked(self._told(self._rows[step]), protected.intersection(folders))
             self._rows = {step: self._rows[step] for step in attempts}
             self._attempts = attempts
+
+    def _marked(self, row: CheckpointRow, protected: Collection[str]) -> CheckpointRow:
+        if bool(protected) == row.protected:
+            return row
+        reason = protection.reason(self.store, min(protected)) if protected else ""
+        return replace(row, protected=bool(protected), reason=plain(reason, 200))
 
     def check(self, step: int) -> Opened | None:
         """The cheap check of the newest attempt that is whole. None: none is, or there is no such step."""
@@ -193,7 +199,7 @@ def reasons(
             found[row.step].append("resumed from")
     for row in rows:
         if row.protected:
-            found[row.step].append("protected")
+            found[row.step].append(f"protected ({row.reason})" if row.reason else "protected")
         if row.state == "damaged":
             found[row.step].append("damaged: left for a look")
     rule = policy.keep_best if policy else None

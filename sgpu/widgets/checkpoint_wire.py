@@ -33,8 +33,8 @@ def note(shelf: Shelf) -> str:
 
 
 def row(one: CheckpointRow) -> list[Any]:
-    """Step, state, why, and the cells."""
-    return [one.step, one.state, one.why, *detail.cells(one)]
+    """Step, state, why, 1 if it is protected, and the cells."""
+    return [one.step, one.state, one.why, int(one.protected), *detail.cells(one)]
 
 
 def tree_words(tree: TensorTree) -> Message:

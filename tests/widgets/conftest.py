@@ -7,6 +7,7 @@ import json
 import pathlib
 import sys
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import Status
+from sgpu.widgets.checkpoint_place import find_place
+from sgpu.widgets.checkpoint_rows import Shelf
 
-GROWING_RUN = pathlib.Path(__file__).parent / "growing_run.py"
+HERE = pathlib.Path(__file__).parent
 
 
 class FakeClock:
@@ -98,7 +101,40 @@ def hostile(tmp_path: pathlib.Path, clock: FakeClock) -> HandMadeRun:
 @pytest.fixture
 def growing() -> types.ModuleType:
     """The script that writes a run as it would grow, as a module."""
-    spec = importlib.util.spec_from_file_location("growing_run", GROWING_RUN)
+    return _script("growing_run")
+
+
+@pytest.fixture
+def shelves() -> types.ModuleType:
+    """The script that makes roots of checkpoints, as a module."""
+    return _script("shelves")
+
+
+@pytest.fixture
+def root(tmp_path: pathlib.Path, shelves: Any) -> pathlib.Path:
+    """Checkpoints of steps 10 to 50, one of which lost a byte."""
+    folder = tmp_path / "root"
+    shelves.many(folder, 5)
+    shard = folder / "step-00000030" / shelves.SHARD
+    shard.write_bytes(shard.read_bytes()[:-1])
+    return folder
+
+
+@pytest.fixture
+def opened_shelf() -> Callable[[Any], Shelf]:
+    """Lists the checkpoints of a root or a run."""
+
+    def shelf_of(root: Any) -> Shelf:
+        shelf = Shelf(find_place(root))
+        shelf.refresh()
+        return shelf
+
+    return shelf_of
+
+
+def _script(name: str) -> types.ModuleType:
+    """A script beside this file."""
+    spec = importlib.util.spec_from_file_location(name, HERE / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

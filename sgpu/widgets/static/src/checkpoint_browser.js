@@ -1,11 +1,14 @@
 // The checkpoint browser: a table of steps, and one of them in full. The kernel reads; here it is only drawn.
 import { Actions } from "./actions.js";
 import { Channel } from "./channel.js";
-import { h, setShown, setText } from "./dom.js";
+import { freshId, h, setShown, setText } from "./dom.js";
+import { Frame } from "./frame.js";
 import { Tabs } from "./tabs.js";
 import { Tensors } from "./tensors.js";
-import { Theme } from "./theme.js";
+import { views } from "./views.js";
 import { VirtualList } from "./virtual.js";
+
+const FILTERS = { all: () => true, valid: ([, state]) => state === "valid" || state === "unverified", damaged: ([, state]) => state === "damaged", protected: ([, , , kept]) => kept === 1 };
 
 class Store {
   constructor(model) {
@@ -23,6 +26,11 @@ class Store {
 
   send(message) {
     this.channel.send(message);
+  }
+
+  // Of the chosen step.
+  row() {
+    return this.rows[this.places.get(this.chosen)];
   }
 
   choose(step) {
@@ -74,14 +82,9 @@ class BrowserPanel {
     this.why = h("p", { class: "sgpu-failure" });
     this.job = h("p", { class: "sgpu-job", role: "status" });
     this.detail = h("section", { "aria-label": "the chosen checkpoint" }, this.title, this.why, this.tabs.element);
-    this.waiting = h("p", { class: "sgpu-quiet", role: "status" }, "Waiting for the kernel …");
-    this.body = h("div", {}, this.head, this.list.element, this.empty, this.note, this.job, this.detail);
-    this.root = h("div", { class: "sgpu-run sgpu-checkpoints", "data-lm-suppress-shortcuts": "true" }, this.waiting, this.body);
-    setShown(this.body, false);
-    parent.append(this.root);
+    this.frame = new Frame(parent, "sgpu-checkpoints", h("div", {}, this.head, this.list.element, this.empty, this.note, this.job, this.detail));
     this.hear = (kind, message) => this.update(kind, message);
     store.listeners.add(this.hear);
-    this.theme = new Theme(this.root, () => {});
     if (store.table) this.catchUp();
   }
 
@@ -90,27 +93,31 @@ class BrowserPanel {
     this.name = h("span", { class: "sgpu-name" });
     this.summary = h("span", { class: "sgpu-facts" });
     const again = h("button", { type: "button", class: "sgpu-button", onclick: () => store.send({ kind: "refresh" }) }, "Look again");
+    const all = h("button", { type: "button", class: "sgpu-button", onclick: () => store.send({ kind: "verify all" }) }, "Verify all");
+    const filterId = freshId("filter");
+    this.filter = h("select", { id: filterId, class: "sgpu-field", onchange: () => this.updateView() }, ...Object.keys(FILTERS).map((name) => h("option", { value: name }, name)));
     const keep = h("button", { type: "button", class: "sgpu-button", title: "Puts a table and text in place of this; they stay in the saved notebook", onclick: () => store.send({ kind: "keep" }) }, "Keep as text");
     this.columns = h("div", { class: "sgpu-columns", "aria-hidden": "true" });
-    this.head = h("div", {}, h("div", { class: "sgpu-head" }, h("span", {}, "Checkpoints"), this.name, this.summary, h("span", { class: "sgpu-right" }, again, keep)), this.columns);
+    this.head = h("div", {}, h("div", { class: "sgpu-head" }, h("span", {}, "Checkpoints"), this.name, this.summary, h("span", { class: "sgpu-right" }, h("label", { for: filterId }, "Show"), this.filter, again, all, keep)), this.columns);
     this.list = new VirtualList({
       role: "grid", label: "checkpoints, newest first", className: "sgpu-steps-list",
-      draw: (index) => this.row(index), seen: (first, last) => this.look(first, last), chosen: (index) => store.choose(store.rows[index][0]),
-      describe: (index) => ({ "data-state": store.rows[index][1], ...(store.rows[index][2] ? { title: store.rows[index][2] } : {}) }),
+      draw: (index) => this.row(index), seen: (first, last) => this.look(first, last), chosen: (index) => store.choose(this.view[index][0]),
+      describe: (index) => ({ "data-state": this.view[index][1], ...(this.view[index][2] ? { title: this.view[index][2] } : {}) }),
     });
-    this.empty = h("p", { class: "sgpu-quiet" }, "No checkpoint is committed here yet.");
+    this.view = [];
+    this.empty = h("p", { class: "sgpu-quiet" });
     this.note = h("p", { class: "sgpu-quiet" });
   }
 
   row(index) {
-    const [step, , , made, size, blocked, saved, ranks, state, kept, metrics] = this.store.rows[index];
+    const [step, , , , made, size, blocked, saved, ranks, state, kept, metrics] = this.view[index];
     const cell = (text, name = "") => h("span", { role: "gridcell", class: name, title: text }, text);
     return [cell(step.toLocaleString("en"), "sgpu-number"), cell(state, "sgpu-state-cell"), cell(made), cell(size, "sgpu-number"), cell(blocked, "sgpu-number"), cell(saved, "sgpu-number"), cell(ranks, "sgpu-number"), cell(kept), cell(metrics)];
   }
 
   // Rows that nobody has looked inside yet are looked at first where somebody sees them.
   look(first, last) {
-    const steps = this.store.rows.slice(first, last).filter((row) => row[1] === "unchecked").map(([step]) => step);
+    const steps = this.view.slice(first, last).filter((row) => row[1] === "unchecked").map(([step]) => step);
     const key = steps.join();
     if (!steps.length || key === this.looked) return;
     this.looked = key;
@@ -127,7 +134,7 @@ class BrowserPanel {
     if (kind === "table") this.updateTable(store.table);
     else if (kind === "rows") {
       setText(this.summary, store.table.summary);
-      for (const row of message.rows) this.list.redraw(store.places.get(row[0]));
+      this.updateRows(message.rows);
     } else if (kind === "chosen") this.updateChosen();
     else if (kind === "detail") this.updateDetail(message);
     else if (kind === "lines") this.tensors.take(message);
@@ -137,33 +144,49 @@ class BrowserPanel {
   }
 
   updateTable(table) {
-    setShown(this.waiting, false);
-    setShown(this.body, true);
+    this.frame.ready(true);
     setText(this.name, table.run || table.root);
     this.name.title = table.root;
     setText(this.summary, table.summary);
     setText(this.note, table.note);
     setShown(this.note, Boolean(table.note));
-    setShown(this.empty, !table.rows.length);
-    for (const element of [this.list.element, this.columns]) setShown(element, table.rows.length > 0);
     const [made, size, blocked, saved, ranks, state, kept, metrics] = table.columns;
     this.columns.replaceChildren(...["step", state, made, size, blocked, saved, ranks, kept, metrics].map((name, at) => h("span", { class: [0, 3, 4, 5, 6].includes(at) ? "sgpu-number" : "" }, name)));
-    this.list.element.style.height = `${Math.min(10, Math.max(1, table.rows.length)) * 26 + 2}px`;
-    const at = this.store.places.get(this.store.chosen);
-    if (at !== undefined) this.list.at = at;
-    this.list.show(table.rows.length);
+    this.updateView();
     this.updateChosen();
+    this.actions.updateRow(this.store.row());
+  }
+
+  // The rows that the filter lets through.
+  updateView() {
+    const { rows, chosen } = this.store;
+    this.view = rows.filter(FILTERS[this.filter.value]);
+    setText(this.empty, rows.length ? "No checkpoint is of this kind." : "No checkpoint is committed here yet.");
+    setShown(this.empty, !this.view.length);
+    for (const element of [this.list.element, this.columns]) setShown(element, this.view.length > 0);
+    this.list.element.style.height = `${Math.min(10, Math.max(1, this.view.length)) * 26 + 2}px`;
+    this.list.at = Math.max(0, this.view.findIndex(([step]) => step === chosen));
+    this.list.show(this.view.length);
+  }
+
+  updateRows(changed) {
+    if (this.filter.value !== "all") this.updateView();
+    else {
+      this.view = this.store.rows;
+      for (const row of changed) this.list.redraw(this.store.places.get(row[0]));
+    }
+    this.actions.updateRow(this.store.row());
   }
 
   updateChosen() {
-    const { chosen, places, rows, table } = this.store;
+    const { chosen, rows, table } = this.store;
     setShown(this.detail, chosen !== null);
     if (chosen === null || chosen === this.shown) return;
     this.shown = chosen;
     setText(this.title, `Step ${chosen.toLocaleString("en")}`);
     setShown(this.why, false);
     setText(this.job, "");
-    this.list.at = places.get(chosen);
+    this.list.at = Math.max(0, this.view.findIndex(([step]) => step === chosen));
     this.list.mark();
     this.tensors.clear();
     this.facts.replaceChildren();
@@ -196,24 +219,10 @@ class BrowserPanel {
 
   remove() {
     this.store.listeners.delete(this.hear);
-    this.theme.remove();
     this.list.remove();
     this.tensors.remove();
-    this.root.remove();
+    this.frame.remove();
   }
 }
 
-export default () => {
-  let store;
-  const open = (model) => (store ??= new Store(model));
-  return {
-    initialize({ model }) {
-      open(model);
-      return () => store.channel.close();
-    },
-    render({ model, el }) {
-      const panel = new BrowserPanel(open(model), el);
-      return () => panel.remove();
-    },
-  };
-};
+export default () => views(Store, BrowserPanel);

@@ -1,10 +1,10 @@
 // The view of one run: head, progress, goodput, failure, and tabs for charts, events and logs.
 import { Charts } from "./charts.js";
 import { freshId, h, setShown, setText } from "./dom.js";
+import { Frame } from "./frame.js";
 import { LogPanel } from "./logs.js";
 import { StopButton } from "./stop.js";
 import { Tabs } from "./tabs.js";
-import { Theme } from "./theme.js";
 
 const SIGNS = { STARTING: "◌", RUNNING: "●", RESTARTING: "↻", SUCCEEDED: "✓", FAILED: "✕", CANCELLED: "■", PREEMPTED: "■", LOST: "✕" };
 const LEVEL_SIGNS = { detail: "·", info: "•", good: "✓", warning: "▲", error: "✕" };
@@ -25,13 +25,8 @@ export class RunPanel {
       { title: "Events", element: h("div", {}, this.events, this.earlier) },
       { title: "Logs", element: this.logs.element },
     ]);
-    this.waiting = h("p", { class: "sgpu-quiet", role: "status" }, "Waiting for the kernel …");
-    this.body = h("div", {}, this.head, this.failure, this.tabs.element);
-    // JupyterLab's one-letter shortcuts must not fire from our buttons.
-    this.root = h("div", { class: "sgpu-run", "data-lm-suppress-shortcuts": "true" }, this.waiting, this.body);
-    parent.append(this.root);
+    this.frame = new Frame(parent, "sgpu-live", h("div", {}, this.head, this.failure, this.tabs.element), () => this.charts.redraw());
     this.forget = store.listen((changed) => this.update(changed));
-    this.theme = new Theme(this.root, () => this.charts.redraw());
     this.update(new Set(["head", "marks", "series", "events", "log"]));
   }
 
@@ -67,8 +62,7 @@ export class RunPanel {
 
   update(changed) {
     const { head } = this.store;
-    setShown(this.waiting, !head);
-    setShown(this.body, Boolean(head));
+    this.frame.ready(Boolean(head));
     if (!head) return;
     if (changed.has("head")) this.updateHead(head);
     if (changed.has("series") || changed.has("marks")) this.charts.update(this.store.series, this.store.marks);
@@ -77,7 +71,7 @@ export class RunPanel {
   }
 
   updateHead(head) {
-    this.root.dataset.state = head.state;
+    this.frame.root.dataset.state = head.state;
     setText(this.state, `${SIGNS[head.state] ?? "●"} ${head.state_words}`);
     setText(this.name, head.name);
     this.name.title = `${head.id}\n${head.folder}`;
@@ -165,9 +159,8 @@ export class RunPanel {
 
   remove() {
     this.forget();
-    this.theme.remove();
     this.stop.remove();
     this.charts.remove();
-    this.root.remove();
+    this.frame.remove();
   }
 }

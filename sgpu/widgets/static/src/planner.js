@@ -1,9 +1,10 @@
 // The goodput planner: sliders on one side, figures and charts on the other. The kernel computes every figure.
 import { Channel } from "./channel.js";
 import { h, setShown, setText } from "./dom.js";
+import { Frame } from "./frame.js";
 import { Knobs } from "./knobs.js";
 import { CurveChart, SpreadChart } from "./plan_charts.js";
-import { Theme } from "./theme.js";
+import { views } from "./views.js";
 
 class Planner {
   constructor(model) {
@@ -61,21 +62,16 @@ class PlannerPanel {
     this.assumed = h("p", { class: "sgpu-quiet" });
     const right = h("div", { class: "sgpu-plan-right" }, this.figures, this.remarks,
       h("div", { class: "sgpu-plan-charts" }, this.curve.element, this.spread.element), this.wins, this.assumed);
-    this.waiting = h("p", { class: "sgpu-quiet", role: "status" }, "Waiting for the kernel …");
-    this.body = h("div", {}, h("div", { class: "sgpu-head" }, h("span", {}, "Goodput planner"), this.title, keep), this.trouble,
+    const body = h("div", {}, h("div", { class: "sgpu-head" }, h("span", {}, "Goodput planner"), this.title, keep), this.trouble,
       h("div", { class: "sgpu-plan" }, this.knobs.element, right));
-    this.root = h("div", { class: "sgpu-run sgpu-planner", "data-lm-suppress-shortcuts": "true" }, this.waiting, this.body);
-    setShown(this.body, false);
-    parent.append(this.root);
+    this.frame = new Frame(parent, "sgpu-planner", body, () => { this.curve.redraw(); this.spread.redraw(); });
     this.update = (plan) => this.draw(plan);
     planner.listeners.add(this.update);
-    this.theme = new Theme(this.root, () => { this.curve.redraw(); this.spread.redraw(); });
     if (planner.plan) this.draw(planner.plan);
   }
 
   draw(plan) {
-    setShown(this.waiting, false);
-    setShown(this.body, true);
+    this.frame.ready(true);
     setText(this.title, plan.title);
     setText(this.trouble, plan.trouble ? `▲ ${plan.trouble}` : "");
     setShown(this.trouble, Boolean(plan.trouble));
@@ -96,24 +92,10 @@ class PlannerPanel {
 
   remove() {
     this.planner.listeners.delete(this.update);
-    this.theme.remove();
     this.curve.remove();
     this.spread.remove();
-    this.root.remove();
+    this.frame.remove();
   }
 }
 
-export default () => {
-  let planner;
-  const open = (model) => (planner ??= new Planner(model));
-  return {
-    initialize({ model }) {
-      open(model);
-      return () => planner.channel.close();
-    },
-    render({ model, el }) {
-      const panel = new PlannerPanel(open(model), el);
-      return () => panel.remove();
-    },
-  };
-};
+export default () => views(Planner, PlannerPanel);
