@@ -6,13 +6,22 @@ Environment first, `torch.distributed` second, one process last.
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from sgpu import settings
+from sgpu.contract.errors import InputError
+from sgpu.contract.heartbeat import NAME_BYTES, Page, Section, Slot
+from sgpu.contract.rundir import RunDir
 
 if TYPE_CHECKING:
     import torch
+
+_OWN_LIMITS = {"checkpoint": Section.CHECKPOINT, "evaluation": Section.EVALUATION}
+_declared_seconds = 0.0
 
 
 def _from_group(method: str) -> int | None:
@@ -96,3 +105,55 @@ def init(backend: str | None = None, *, timeout_seconds: float | None = None) ->
         prefixed = dist.PrefixStore(f"generation/{settings.generation()}", store)
     dist.init_process_group(backend, store=prefixed, rank=rank(), world_size=world_size(), **limit)
     return here
+
+
+@contextmanager
+def section(name: str, limit_seconds: float | None = None) -> Iterator[None]:
+    """Declares work that takes longer than a step, so that it is not taken for a hang: `with section("evaluation"):`.
+
+    Inside a training loop, before or after it. It may be on one rank only: the others may wait for it so long. The name
+    is told where the rank does hang there. Sections nest; without an agent they do nothing.
+
+    Args:
+        name: "evaluation", "checkpoint", or one of your own, of 32 bytes at most.
+        limit_seconds: how long it may take; None: as `RestartPolicy(section_seconds=...)` says, else as a checkpoint.
+
+    Raises:
+        InputError: a name or a limit that cannot be used.
+    """
+    global _declared_seconds
+    taken = isinstance(name, str) and name.upper() in Section.__members__ and name not in _OWN_LIMITS
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= NAME_BYTES or taken:
+        raise InputError(
+            f"section(name=...) must be a name of 1 to {NAME_BYTES} bytes that is not one of the loop's own sections; "
+            f"found {name!r}"
+        )
+    if limit_seconds is not None and not (isinstance(limit_seconds, (int, float)) and 0 < limit_seconds < float("inf")):
+        raise InputError(f"section(limit_seconds=...) must be seconds above 0, or None; found {limit_seconds!r}")
+    slot, began = _slot(), time.perf_counter()
+    declared_before = _declared_seconds
+    if slot is None:
+        yield
+        return
+    outer = slot.read()
+    slot.enter(_OWN_LIMITS.get(name, Section.USER), limit_seconds or 0.0, name)
+    try:
+        yield
+    finally:
+        _declared_seconds = declared_before + time.perf_counter() - began  # what is nested in it counts once
+        back = _slot()  # the rank may have come further
+        if back is not None:
+            back.enter(outer.section, outer.section_limit_seconds, outer.section_name)
+
+
+def declared_seconds() -> float:
+    """What this process has spent in sections so far."""
+    return _declared_seconds
+
+
+def _slot() -> Slot | None:
+    """This rank's in the heartbeat page, as it is now; None where no agent reads it."""
+    folder = settings.run_dir()
+    if folder is None:
+        return None
+    return Page(RunDir(folder).node(settings.node()).heartbeat).slot(rank())

@@ -7,6 +7,7 @@
 | SGPU_MAX_PAYLOAD_BYTES | a function that captures more is refused, by the variable's name | 268435456 |
 | SGPU_ON_KERNEL_EXIT | leave or stop: what a run does when the process that called it dies | leave |
 | SGPU_NODE_TIMEOUT_SECONDS | a node whose agent is silent for so long is lost; the agents of nodes likewise | 10 |
+| SGPU_HANG_FLOOR_SECONDS | no learned limit of a step is below it | 60 |
 | SGPU_PEER_BYTES_PER_SECOND | the most that a node sends when it copies checkpoints to its neighbour's memory | 1e9 |
 | SGPU_HEALTH | act, warn or off: what agents do about a GPU or node that fails its health checks | act |
 | SGPU_HEALTH_RECORDED | a file with the figures of GPUs, read in place of the driver; for drills | none |
@@ -28,9 +29,9 @@ from sgpu.contract.errors import InputError
 
 NAMES: tuple[str, ...] = (
     "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
-    "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_PEER_BYTES_PER_SECOND", "SGPU_HEALTH",
-    "SGPU_HEALTH_RECORDED", "SGPU_FAILPOINT",
-    "SGPU_FAILPOINT_LOG", "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_NODE", "SGPU_STORE", "SGPU_CHECKPOINT_HELPER",
+    "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_HANG_FLOOR_SECONDS",
+    "SGPU_PEER_BYTES_PER_SECOND", "SGPU_HEALTH", "SGPU_HEALTH_RECORDED", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG",
+    "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_NODE", "SGPU_STORE", "SGPU_CHECKPOINT_HELPER",
     "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
     "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
@@ -91,6 +92,10 @@ def _number(name: str, default: float, least: float, unit: str) -> float:
 
 def node_timeout_seconds() -> float:
     return _number("SGPU_NODE_TIMEOUT_SECONDS", 10.0, 0.5, "seconds")
+
+
+def hang_floor_seconds() -> float:
+    return _number("SGPU_HANG_FLOOR_SECONDS", 60.0, 0.1, "seconds")
 
 
 def peer_bytes_per_second() -> float:

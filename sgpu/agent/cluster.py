@@ -6,11 +6,11 @@ import pathlib
 import select
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from sgpu.agent import wire
 from sgpu.agent.nodes import Arrival, Departure, News, Nodes
 from sgpu.agent.remote import Remote
+from sgpu.agent.starter import Starter
 from sgpu.agent.wire import Message
 from sgpu.agent.workers import Exit, HostLostError, LocalHost, NodeLostError, NodeUnfitError, ZygoteLostError
 from sgpu.contract.clock import Clock
@@ -23,16 +23,6 @@ from sgpu.contract.status import NodeStatus
 JOIN_SECONDS = 120.0  # a node has to import Python and connect; it may have to be found first
 _LOOK_SECONDS = 0.05
 _LEAVE_SECONDS = 70.0  # its checkpoint helper finishes what is in hand
-
-
-class Starter(Protocol):
-    """Has agents started by the back-end; see starter.py."""
-
-    def start(self, node: int) -> None:
-        """Starts the agent of a node."""
-
-    def replace(self, node: int, spare: int) -> None:
-        """Starts an agent in the place of a spare that has become `node`."""
 
 
 class ClusterHost:
@@ -126,6 +116,11 @@ class ClusterHost:
         self._local.signal(name, number)
         for node in self._others:
             self._nodes.send(node, {"op": "signal", "name": name, "number": number})
+
+    def examine(self, name: str, into: pathlib.Path) -> None:
+        self._local.examine(name, into)
+        for node in self._others:
+            self._nodes.send(node, {"op": "examine", "name": name, "into": str(into)})
 
     def stopped(self, name: str) -> bool:
         return self._local.stopped(name) or any(name in remote.still for remote in self._remotes.values())

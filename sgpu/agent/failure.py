@@ -42,7 +42,12 @@ class Failure:
 
     @property
     def fingerprint(self) -> str:
-        """The same for failures that are the same: kind, cause and the message without its numbers and addresses."""
+        """The same for failures that are the same: kind, cause and the message without its numbers and addresses.
+
+        Of a hang, the rank alone: what it was seen to do differs from one time to the next, as does a learned limit.
+        """
+        if self.kind == "hang":
+            return f"hang/{self.rank}"
         shape = re.sub(r"0x[0-9a-f]+|\d+", "#", self.message)
         return hashlib.sha256(f"{self.kind}/{self.cause}/{shape}".encode()).hexdigest()[:16]
 

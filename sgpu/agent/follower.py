@@ -104,6 +104,8 @@ class Follower:
             )  # fmt: skip
         elif operation == "signal":
             self._host.signal(message["name"], message["number"])
+        elif operation == "examine":
+            self._host.examine(message["name"], pathlib.Path(message["into"]))
         elif operation == "ask" and self._place is not None:
             deadline = self._clock.monotonic() + message["seconds"] if message["seconds"] else 0.0
             self._place.page.slot(message["rank"]).request(

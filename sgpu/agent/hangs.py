@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import pathlib
 import signal
 from collections.abc import Sequence, Set
 from dataclasses import replace
 
-from sgpu.agent import stacks, watchdog
+from sgpu.agent import kernel_view, stacks, watchdog
 from sgpu.agent.failure import Failure
+from sgpu.agent.kernel_view import KernelView
+from sgpu.agent.limits import Learner, name_of
+from sgpu.agent.stacks import Evidence
 from sgpu.agent.watchdog import Silence
 from sgpu.agent.workers import WorkerHost, worker_name
+from sgpu.contract.beat import Beat, Section, WorkerState
 from sgpu.contract.clock import Clock
-from sgpu.contract.heartbeat import Beat, Section, WorkerState
 from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.rundir import RunDir
 
 _STACKS_SECONDS = 0.3  # ranks that can write their stacks have done so by then
+_SECOND_LOOK_SECONDS = 0.2  # between the two, a busy rank has used its core
 
 
 class Hangs:
@@ -26,75 +31,121 @@ class Hangs:
 
     def __init__(self, run: RunDir, host: WorkerHost, clock: Clock, policy: RestartPolicy) -> None:
         self._run, self._host, self._clock = run, host, clock
-        self._hang_seconds, self._start_seconds = policy.hang_seconds, policy.start_seconds
+        self._learner = Learner(run, policy)
         self.begin(0)
 
     def begin(self, generation: int) -> None:
         self._generation = generation
         self._stopped_since: dict[int, float] = {}
-        self._blame_at: float | None = None
+        self._excused_until = 0.0
+        self._forget()
 
     def look(self, beats: Sequence[Beat], running: Set[int]) -> Failure | None:
         """The hang of the rank at fault, once its limit is over and the stacks are written."""
         now = self._clock.monotonic()
         beats = [self._of_this_generation(beat) for beat in beats]
+        limits = self._learner.observe(beats, now)
         silence = watchdog.silent(
-            beats, hang_seconds=self._hang_seconds, start_seconds=self._start_seconds, now_ns=int(now * 1e9)
+            beats, limits=limits, now_ns=int(now * 1e9), excused_ns=int(self._excused_until * 1e9)
         )
-        silence = silence or self._stopped(beats, running, now)
-        if silence is None:
-            self._blame_at = None
-        elif self._blame_at is None:
-            self._ask_for_stacks(beats, running)
-            self._blame_at = now + _STACKS_SECONDS
-        elif now >= self._blame_at:
-            return self._failure(silence)
+        silence = silence or self._stopped(beats, running, now, limits.step_seconds)
+        if silence is None or (self._waiting and silence.waits_for is None):
+            if self._waiting:
+                self._excused_until = now  # what they waited for is over: from here on their silence is their own
+            self._forget()
+        elif self._asked_at is None or (self._waiting and set(silence.suspects) - self._waiting):
+            self._ask_for_stacks(beats, running, now)
+        elif not self._waiting:
+            return self._judge(silence, beats, running, now)
         return None
+
+    def _forget(self) -> None:
+        self._asked_at: float | None = None
+        self._looked_again = False
+        self._waiting: set[int] = set()
+        self._written: dict[int, int] = {}
 
     def _of_this_generation(self, beat: Beat) -> Beat:
         """What an earlier generation left in a slot says nothing about the process that is about to take it."""
         return beat if beat.generation == self._generation else replace(beat, state=WorkerState.ABSENT)
 
-    def _stopped(self, beats: Sequence[Beat], running: Set[int], now: float) -> Silence | None:
+    def _stopped(self, beats: Sequence[Beat], running: Set[int], now: float, limit: float) -> Silence | None:
         """A stopped process (SIGSTOP) is no progress in any section, also where no loop has begun."""
         for rank in sorted(running):
             if not self._host.stopped(worker_name(self._generation, rank)):
                 self._stopped_since.pop(rank, None)
                 continue
             seconds = now - self._stopped_since.setdefault(rank, now)
-            if seconds > self._hang_seconds:
+            if seconds > limit:
                 beat = beats[rank]
                 return Silence(
-                    rank=rank, step=beat.step, section=beat.section, limit_seconds=self._hang_seconds,
-                    silent_seconds=seconds, stopped=True,
+                    rank=rank, step=beat.step, section=beat.section, name=name_of(beat), limit_seconds=limit,
+                    silent_seconds=seconds, suspects=(rank,),
                 )  # fmt: skip
         return None
 
-    def _ask_for_stacks(self, beats: Sequence[Beat], running: Set[int]) -> None:
+    def _ask_for_stacks(self, beats: Sequence[Beat], running: Set[int], now: float) -> None:
+        """Of all ranks; and has it looked up how the kernel sees them."""
+        self._forget()
+        self._asked_at = now
         for rank in sorted(running):
-            if beats[rank].state is not WorkerState.ABSENT:
-                self._host.signal(worker_name(self._generation, rank), signal.SIGUSR2)
+            if beats[rank].state is WorkerState.ABSENT:  # it could not take the signal yet
+                continue
+            self._written[rank] = len(_text(self._run.stacks(self._generation, rank)))
+            self._host.signal(worker_name(self._generation, rank), signal.SIGUSR2)
+            self._examine(rank)
 
-    def _failure(self, silence: Silence) -> Failure:
-        written = {rank: self._stack(rank) for rank in silence.alike or (silence.rank,)}
-        rank = stacks.to_blame(written)
-        section, limit = silence.section.name.lower(), silence.limit_seconds
-        told = "it wrote no stack: it is stopped, or stuck in the kernel"
-        if written[rank].strip():
-            told = f"stacks: {self._run.stacks(self._generation, rank)}"
-        did = f"completed no step for {silence.silent_seconds:.1f} s (limit {limit:g} s) in section '{section}'"
-        cause, since = f"no step for {limit:g} s", f"after step {silence.step}"
-        if silence.section is Section.INIT and not silence.stopped:
-            did = f"had not begun its loop {silence.silent_seconds:.1f} s (limit {limit:g} s) after its start"
-            cause, since = f"no loop for {limit:g} s", "while it was setting up"
+    def _examine(self, rank: int) -> None:
+        self._host.examine(worker_name(self._generation, rank), self._run.process(self._generation, rank))
+
+    def _judge(self, silence: Silence, beats: Sequence[Beat], running: Set[int], now: float) -> Failure | None:
+        asked_at = self._asked_at if self._asked_at is not None else now
+        if not self._looked_again and now - asked_at >= _SECOND_LOOK_SECONDS:
+            self._looked_again = True
+            for rank in self._written:
+                self._examine(rank)
+        if now - asked_at < _STACKS_SECONDS:
+            return None
+        evidence = {rank: self._evidence(rank) for rank in sorted(running)}
+        culprit = stacks.to_blame([one for one in silence.suspects if one in evidence], evidence)
+        if culprit is None and silence.waits_for is not None:
+            self._waiting = set(silence.suspects)
+            return None
+        self._learner.gone_over(silence.step, now)
+        return self._failure(silence, culprit, Evidence() if culprit is None else evidence[culprit], beats)
+
+    def _evidence(self, rank: int) -> Evidence:
+        kernel = kernel_view.parse(_text(self._run.process(self._generation, rank)))
+        if self._host.stopped(worker_name(self._generation, rank)):
+            kernel = replace(kernel, state="T") if kernel is not None else KernelView(state="T")
+        stack = _text(self._run.stacks(self._generation, rank))[self._written.get(rank, 0) :]
+        return Evidence(stack=stack.strip(), kernel=kernel, begun=rank in self._written)
+
+    def _failure(self, silence: Silence, rank: int | None, evidence: Evidence, beats: Sequence[Beat]) -> Failure:
+        limit, over = silence.limit_seconds, f"for {silence.silent_seconds:.1f} s (limit {silence.limit_seconds:g} s)"
+        cause, step, traceback = f"no step for {limit:g} s", silence.step, evidence.stack or None
+        if rank is None:
+            stood = ", ".join(f"rank {at} in '{name_of(beat)}' after step {beat.step}" for at, beat in enumerate(beats))
+            message = (
+                f"no rank completed a step {over}, and each waits for the others, so that none is to blame ({stood}): "
+                "their collectives do not match, or the network between them is at fault; "
+                f"stacks: {self._run.attempts / str(self._generation)}/rank*/stacks"
+            )
+        else:
+            beat, step = beats[rank], beats[rank].step
+            did = f"completed no step {over} in section '{name_of(beat)}' after step {step}"
+            if beat.section is Section.INIT and not evidence.stopped:
+                did, cause = f"had not begun its loop {over[4:]} after its start", f"no loop for {limit:g} s"
+            path = self._run.process if evidence.frozen else self._run.stacks
+            message = f"rank {rank} {did}; {stacks.deed(evidence)}; see {path(self._generation, rank)}"
         return Failure(
-            kind="hang", rank=rank, generation=self._generation, step=silence.step, cause=cause,
-            message=f"rank {rank} {did} {since}; {told}",
-            time=self._clock.wall(), traceback=written[rank].strip() or None,
+            kind="hang", rank=rank, generation=self._generation, step=step, cause=cause, message=message,
+            time=self._clock.wall(), traceback=traceback,
         )  # fmt: skip
 
-    def _stack(self, rank: int) -> str:
-        try:
-            return self._run.stacks(self._generation, rank).read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
+
+def _text(path: pathlib.Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except FileNotFoundError:
+        return ""

@@ -168,6 +168,9 @@ class HealthyHost:
     def stopped(self, name: str) -> bool:
         return self._local.stopped(name)
 
+    def examine(self, name: str, into: pathlib.Path) -> None:
+        self._local.examine(name, into)
+
     def nodes(self) -> tuple[NodeStatus, ...]:
         return self._local.nodes()
 

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import subprocess
+from typing import Protocol
 
 from sgpu import settings
 from sgpu.contract import process
 from sgpu.contract.events import emit
 from sgpu.contract.rundir import RunDir
+
+
+class Starter(Protocol):
+    """Has agents started."""
+
+    def start(self, node: int) -> None:
+        """Starts the agent of a node."""
+
+    def replace(self, node: int, spare: int) -> None:
+        """Starts an agent in the place of a spare that has become `node`."""
 
 
 class NodeStarter:

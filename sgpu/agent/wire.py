@@ -11,6 +11,7 @@ altered, repeated, left out or sent back to its sender is not believed.
 
     controller -> node   start   name, rank, generation, environment, log
                          signal  name, number
+                         examine name, into               a file for what the kernel tells of a worker
                          ask     rank, what, stop_step, seconds (left; 0: no limit)
                          stop    number, seconds          end all workers, and answer with that number
                          reopen                           after `lost`

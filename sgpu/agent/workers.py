@@ -63,6 +63,9 @@ class WorkerHost(Protocol):
     def stopped(self, name: str) -> bool:
         """Whether a worker stands still by a signal (SIGSTOP)."""
 
+    def examine(self, name: str, into: pathlib.Path) -> None:
+        """Has what the kernel tells of a worker added to a file; see kernel_view.py."""
+
     def stop_all(self, seconds: float) -> None:
         """Ends every worker, what it started, and every store; comes back when they are gone (or after `seconds`)."""
 

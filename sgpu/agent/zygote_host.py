@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from sgpu.agent import strays
+from sgpu.agent import kernel_view, strays
 from sgpu.agent.oom import AnyOf, CgroupCounter, KernelLog, OomSource
 from sgpu.agent.workers import Exit, ZygoteLostError
 from sgpu.contract import process
@@ -55,6 +55,7 @@ class ZygoteHost:
         self._pids: dict[str, int] = {}
         self._exits: list[Exit] = []
         self._ready = False
+        self._spies: list[subprocess.Popen[bytes]] = []
         self._selector = selectors.DefaultSelector()
 
     def open(self) -> None:
@@ -133,6 +134,13 @@ class ZygoteHost:
     def stopped(self, name: str) -> bool:
         pid = self._pids.get(name)
         return pid is not None and process.state_of(pid) == "T"
+
+    def examine(self, name: str, into: pathlib.Path) -> None:
+        pid = self._pids.get(name)
+        self._spies = [spy for spy in self._spies if spy.poll() is None]
+        spy = kernel_view.examine(pid, into) if pid is not None else None
+        if spy is not None:
+            self._spies.append(spy)
 
     def members(self) -> tuple[int, ...]:
         return (0,) if self._ready else ()

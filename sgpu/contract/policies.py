@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from sgpu.contract.errors import InputError
@@ -102,27 +102,32 @@ class RestartPolicy:
     Attributes:
         max_restarts: restarts without a newly committed checkpoint in between; progress refills the budget.
         backoff_seconds: wait before the second restart in a row (the first is immediate); then doubled, with jitter.
-        hang_seconds: a rank that completes no step for so long is taken for hung.
-        start_seconds: so is one that has not begun its loop so long after its start. None: three times `hang_seconds`
-            for a run that has trained before; a function that never did may do without a loop, and is not watched.
+        hang_seconds: a rank that completes no step for so long is taken for hung. None: learned from the run's steps
+            (ten times their 99th percentile, a minute at least; ten minutes while there are fewer than 20).
+        start_seconds: so is one that has not begun its loop so long after its start. None: as a first step, for a run
+            that has trained before; a function that never did may do without a loop, and is not watched.
+        section_seconds: other limits by section: "first_step", "checkpoint", "evaluation" (without: three times
+            `hang_seconds`, and with None half an hour or more), "data", "collective" (without: as a step), and the
+            names that code gives to `sgpu.runtime.section`.
         in_process: whether a worker that is still healthy may restart inside its own process.
         min_gpus: a run on several nodes may go on with so many when nodes are lost; None: it never shrinks.
     """
 
     max_restarts: int = 3
     backoff_seconds: float = 1.0
-    hang_seconds: float = 600.0
+    hang_seconds: float | None = None
     start_seconds: float | None = None
     in_process: bool = True
     min_gpus: int | None = None
+    section_seconds: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _require(_is_count(self.max_restarts, 0), "restarts", "a whole number, 0 or more", self.max_restarts)
         _require(_is_seconds(self.backoff_seconds), "backoff_seconds", "seconds, 0 or more", self.backoff_seconds)
         _require(
-            _is_seconds(self.hang_seconds) and self.hang_seconds > 0,
+            self.hang_seconds is None or (_is_seconds(self.hang_seconds) and self.hang_seconds > 0),
             "hang_seconds",
-            "seconds above 0",
+            "seconds above 0, or None",
             self.hang_seconds,
         )
         _require(
@@ -137,6 +142,15 @@ class RestartPolicy:
             "min_gpus",
             "a whole number, 1 or more, or None",
             self.min_gpus,
+        )
+        _require(
+            isinstance(self.section_seconds, dict)
+            and not {"init", "step"} & self.section_seconds.keys()
+            and all(isinstance(name, str) and name for name in self.section_seconds)
+            and all(_is_seconds(value) and value > 0 for value in self.section_seconds.values()),
+            "section_seconds",
+            '{name: seconds above 0}, without "step" (hang_seconds) and "init" (start_seconds)',
+            self.section_seconds,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -7,12 +7,13 @@ $SGPU_HOME/runs/<id>/
     status.json           where it stands; replaced atomically by the agent
     events.jsonl          what happened, one JSON object a line; appended by agent and workers
     cancel                exists when somebody asked for an end
+    step_times.json       how long steps took, from which the limit of a hang is learned
     agent.json agent.log  the supervisor's process and its own log
     heartbeat.page        one slot a rank (see heartbeat.py), shared memory of agent and workers
     controller.json       where the agents of other nodes find the first one's, and the secret that they share
     peers/                with peer_memory: <k>.json, where node k's checkpoint helper listens, and its secret
     nodes/<k>/            of each node but the first: agent.json, agent.log, heartbeat.page
-    attempts/<generation>/rank<k>/{log, outcome, stacks}
+    attempts/<generation>/rank<k>/{log, outcome, stacks, process}
     metrics/              rank<k>.jsonl spools, forwarder.json (how far MLflow has them), mlflow.json (which run)
     checkpoints/          unless the user named a place
 """
@@ -58,6 +59,10 @@ class RunDir:
     @property
     def events(self) -> pathlib.Path:
         return self.root / "events.jsonl"
+
+    @property
+    def step_times(self) -> pathlib.Path:
+        return self.root / "step_times.json"
 
     @property
     def cancel(self) -> pathlib.Path:
@@ -112,6 +117,9 @@ class RunDir:
 
     def stacks(self, generation: int, rank: int) -> pathlib.Path:
         return self.attempt(generation, rank) / "stacks"
+
+    def process(self, generation: int, rank: int) -> pathlib.Path:
+        return self.attempt(generation, rank) / "process"
 
     def generations(self) -> list[int]:
         """The generations that have a folder, in order."""

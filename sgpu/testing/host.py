@@ -26,6 +26,7 @@ class ScriptedHost:
 
     Attributes:
         calls: what the supervisor asked for, in order: ("store", name), ("start", name), ("signal", name, number),
+            ("examine", name),
             ("stop_all",), ("reopen",), ("begin", members), ("close",).
         generation: of the newest start.
         standing_still: names of workers that a signal has stopped.
@@ -87,6 +88,9 @@ class ScriptedHost:
 
     def stopped(self, name: str) -> bool:
         return name in self.standing_still
+
+    def examine(self, name: str, into: pathlib.Path) -> None:
+        self.calls.append(("examine", name))
 
     def members(self) -> tuple[int, ...]:
         return () if self.importing else tuple(sorted(set(range(self.node_count)) - self.missing))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from sgpu import runtime
 from sgpu.contract.failpoint import failpoint
 from sgpu.contract.heartbeat import Category, Section
 from sgpu.metrics.recorder import Recorder
@@ -24,11 +25,14 @@ class Meter:
         self._at = time.perf_counter()
         self._fetch_seconds = 0.0
         self._first = True
+        self._began: tuple[float, float] | None = None
         self.mean_step_seconds = 0.0
 
     def fetching(self) -> None:
         """The loop waits for a batch."""
         self._at = time.perf_counter()
+        if self._began is None:
+            self._began = self._at, runtime.declared_seconds()
         self._slot.enter(Section.FIRST_STEP if self._first else Section.DATA)
         self._slot.account(Category.DATA)
 
@@ -52,7 +56,7 @@ class Meter:
         seconds = time.perf_counter() - self._at
         self.mean_step_seconds = seconds if self._first else _MEMORY * self.mean_step_seconds + (1 - _MEMORY) * seconds
         again, first = step <= self._slot.high_step, self._first
-        self._slot.beat(step, epoch, total_steps if total_steps is not None else -1)
+        self._slot.beat(step, epoch, -1 if total_steps is None else total_steps, step_seconds=self._whole_step())
         values = {"fetch_seconds": self._fetch_seconds, "step_seconds": seconds}
         if self._session.rank == 0:
             values.update(self._values)
@@ -63,6 +67,13 @@ class Meter:
             self._first = False
         if first and self._session.rank == 0:
             self._session.emit("first_step", step=step, again=again, seconds=self._session.seconds_since_start())
+
+    def _whole_step(self) -> float:
+        """Seconds since its first batch was asked for, without sections that the user declared; 0: it says nothing."""
+        began, self._began = self._began, None
+        if began is None or self._first:
+            return 0.0
+        return max(0.0, time.perf_counter() - began[0] - (runtime.declared_seconds() - began[1]))
 
     def record(self, step: int, **values: float) -> None:
         self._recorder.log(step, values)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sgpu.agent.stacks import to_blame, waits
+from sgpu.agent.kernel_view import KernelView
+from sgpu.agent.stacks import Evidence, deed, to_blame
 
 _SLEEPS = """Thread 0x00007f01 (most recent call first):
   File "/lib/python3.11/site-packages/torch/distributed/elastic/x.py", line 1 in watch
@@ -14,7 +15,7 @@ Current thread 0x00007f02 (most recent call first):
   File "/lib/python3.11/site-packages/sgpu/worker/bootstrap.py", line 64 in _call
 """
 _COLLECTIVE = """Current thread 0x00007f02 (most recent call first):
-  File "/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 2810 in all_reduce
+  File "/x/torch/distributed/c10d.py", line 2810 in all_reduce
   File "/tmp/ipykernel_1/1.py", line 5 in train
 """
 _BACKWARD = """Current thread 0x00007f02 (most recent call first):
@@ -23,9 +24,19 @@ _BACKWARD = """Current thread 0x00007f02 (most recent call first):
 """
 
 
-@pytest.mark.parametrize(("text", "expected"), [(_SLEEPS, False), (_COLLECTIVE, True), (_BACKWARD, True), ("", False)])
+_SYNCS_BUFFERS = """Current thread 0x00007f02 (most recent call first):
+  File "/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", line 2131 in _sync_module_buffers
+  File "/tmp/ipykernel_1/1.py", line 5 in train
+"""
+_STOPPED = KernelView(state="T")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(_SLEEPS, False), (_COLLECTIVE, True), (_BACKWARD, True), (_SYNCS_BUFFERS, True), ("", False)],
+)
 def test_waits(text: str, expected: bool) -> None:
-    assert waits(text) is expected
+    assert Evidence(stack=text).waits is expected
 
 
 @pytest.mark.parametrize(
@@ -35,10 +46,45 @@ def test_waits(text: str, expected: bool) -> None:
         ({1: _SLEEPS, 0: _COLLECTIVE}, 1),
         ({0: _BACKWARD, 1: ""}, 1),
         ({0: _SLEEPS, 1: ""}, 1),
-        ({2: _COLLECTIVE, 0: _BACKWARD}, 2),
+        ({2: _COLLECTIVE, 0: _BACKWARD}, None),  # each waits for the other
         ({3: _SLEEPS, 1: _SLEEPS}, 3),
         ({1: ""}, 1),
+        ({1: _COLLECTIVE}, 1),  # there is nobody else
     ],
 )
-def test_to_blame(stacks: dict[int, str], blamed: int) -> None:
-    assert to_blame(stacks) == blamed
+def test_to_blame(stacks: dict[int, str], blamed: int | None) -> None:
+    assert to_blame(list(stacks), {rank: Evidence(stack=text) for rank, text in stacks.items()}) == blamed
+
+
+def test_one_that_is_stopped_is_to_blame_wherever_it_is() -> None:
+    evidence = {0: Evidence(stack=_SLEEPS), 1: Evidence(stack=_COLLECTIVE), 2: Evidence(kernel=_STOPPED)}
+    assert to_blame([0, 1], evidence) == 2
+
+
+def test_none_outside_the_suspicion_is_to_blame() -> None:
+    """Rank 2 is in evaluation, as it has declared: its stack is of no interest."""
+    evidence = {0: Evidence(stack=_BACKWARD), 1: Evidence(stack=_COLLECTIVE), 2: Evidence(stack=_SLEEPS)}
+    assert to_blame([0, 1], evidence) is None
+
+
+@pytest.mark.parametrize(
+    ("evidence", "told"),
+    [
+        (Evidence(kernel=_STOPPED), "it was stopped by a signal (SIGSTOP)"),
+        (Evidence(stack=_SLEEPS, kernel=_STOPPED),
+         "it was stopped by a signal (SIGSTOP), in train at /tmp/ipykernel_1/1.py:4"),
+        (Evidence(kernel=KernelView(state="D", place="nfs_wait")),
+         "it answers no signal: it is stuck in the kernel (nfs_wait)"),
+        (Evidence(), "it answers no signal: it is stuck in the kernel"),
+        (Evidence(begun=False), "its process has not come up"),
+        (Evidence(stack=_COLLECTIVE, kernel=KernelView(state="S", busy_share=0.0)),
+         "it waits for other ranks, in all_reduce at /x/torch/distributed/c10d.py:2810"),
+        (Evidence(stack=_SLEEPS, kernel=KernelView(state="R", busy_share=0.9)),
+         "it keeps a core busy, in train at /tmp/ipykernel_1/1.py:4"),
+        (Evidence(stack=_SLEEPS, kernel=KernelView(state="S", place="do_nanosleep", busy_share=0.01)),
+         "it sleeps or waits (do_nanosleep), in train at /tmp/ipykernel_1/1.py:4"),
+        (Evidence(stack=_SLEEPS, kernel=KernelView(state="S")), "in train at /tmp/ipykernel_1/1.py:4"),
+    ],
+)  # fmt: skip
+def test_what_it_does(evidence: Evidence, told: str) -> None:
+    assert deed(evidence) == told

@@ -430,7 +430,7 @@ def test_a_stopped_rank_hangs_wherever_it_is(bench: Callable[..., Bench]) -> Non
     assert (status.state, status.restarts) == ("SUCCEEDED", 1)
     failure = next(event for event in read_all(run.run.events) if event["kind"] == "failure")
     assert (failure["rank"], failure["cause"]) == (1, "no step for 5 s")
-    assert "it wrote no stack: it is stopped" in failure["message"]
+    assert "after step 0; it was stopped by a signal (SIGSTOP); see " in failure["message"]
 
 
 def test_a_rank_that_does_not_reach_its_loop_is_named(bench: Callable[..., Bench]) -> None:
@@ -449,7 +449,7 @@ def test_a_rank_that_does_not_reach_its_loop_is_named(bench: Callable[..., Bench
     failure = next(event for event in read_all(run.run.events) if event["kind"] == "failure")
     assert (failure["rank"], failure["cause"], failure["step"]) == (1, "no loop for 5 s", 0)
     assert "rank 1 had not begun its loop" in failure["message"]
-    assert f"while it was setting up; stacks: {run.run.stacks(0, 1)}" in failure["message"]
+    assert f"after its start; in download at /my/train.py:7; see {run.run.stacks(0, 1)}" in failure["message"]
 
 
 def test_a_function_without_a_loop_may_take_its_time(bench: Callable[..., Bench]) -> None:

@@ -27,6 +27,9 @@ _BAD_RESTARTS: list[tuple[str, Any]] = [
     ("backoff_seconds", -0.1), ("backoff_seconds", math.inf), ("backoff_seconds", "1"), ("backoff_seconds", None),
     ("start_seconds", 0), ("start_seconds", -1.0), ("start_seconds", "9"), ("start_seconds", True),
     ("hang_seconds", 0), ("hang_seconds", -5), ("hang_seconds", math.nan), ("hang_seconds", False),
+    ("section_seconds", None), ("section_seconds", {"data": 0}), ("section_seconds", {"data": "9"}),
+    ("section_seconds", {"step": 5}), ("section_seconds", {"init": 5}), ("section_seconds", {"": 5}),
+    ("section_seconds", {7: 5}), ("section_seconds", {"export": math.inf}),
     ("in_process", 1), ("in_process", None), ("min_gpus", 0), ("min_gpus", True), ("min_gpus", 2.0),
 ]  # fmt: skip
 
@@ -58,6 +61,7 @@ def test_good_values_survive_json() -> None:
         peer_memory=True,
     )  # fmt: skip
     assert CheckpointPolicy(**json.loads(json.dumps(checkpoints.to_dict()))) == checkpoints
-    restarts = RestartPolicy(max_restarts=0, backoff_seconds=0, hang_seconds=1, in_process=False, min_gpus=1)
+    restarts = RestartPolicy(max_restarts=0, backoff_seconds=0, hang_seconds=1, in_process=False, min_gpus=1,
+                             section_seconds={"evaluation": 60, "export": 0.5})  # fmt: skip
     assert RestartPolicy(**json.loads(json.dumps(restarts.to_dict()))) == restarts
     assert CheckpointPolicy(keep_best={"metric": "loss"}).keep_best == {"metric": "loss"}

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from sgpu import settings
 from sgpu.agent.failure import Failure
+from sgpu.agent.limits import StepTimes
 from sgpu.agent.policy import Past, decide
 from sgpu.contract import errors, events, rundir
 from sgpu.contract.policies import RestartPolicy
@@ -87,7 +88,10 @@ def test_failure_modes_names_every_error(pages: dict[str, str]) -> None:
 def test_failure_modes_gives_the_policy_as_it_is(pages: dict[str, str]) -> None:
     text, policy = " ".join(pages["docs/failure-modes.md"].split()), RestartPolicy()
     assert f"`restarts=` (default {policy.max_restarts})" in text
-    assert f"`hang_seconds` ({policy.hang_seconds:g})" in text
+    assert policy.hang_seconds is None, "learned"
+    learned = StepTimes()
+    assert "10 minutes while there are fewer than 20 steps" in text
+    assert [(learned.add(1.0), learned.limit_seconds(60))[1] for _ in range(20)] == [600] * 19 + [60]
     failure = Failure(kind="signal", rank=0, generation=0, step=5, cause="SIGKILL, signal 9", message="", time=0.0)
     past = [Past(failure=replace(failure, step=step), committed_step=-1) for step in range(9)]
     generous = RestartPolicy(max_restarts=100)

@@ -1,0 +1,129 @@
+"""What the kernel tells of processes that stand in ways of their own."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sgpu.agent import kernel_view
+from sgpu.agent.kernel_view import KernelView, look, parse
+
+
+@pytest.fixture
+def child() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Starts an interpreter that says `ready`, then does what the text says."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(text: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", f"print('ready', flush=True)\n{text}"]
+        one = subprocess.Popen(command, stdout=subprocess.PIPE)
+        started.append(one)
+        assert one.stdout is not None
+        assert one.stdout.readline() == b"ready\n"
+        return one
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+        if one.stdout is not None:
+            one.stdout.close()
+
+
+def _until(pid: int, state: str) -> str:
+    """Looks until it stands like that; that look."""
+    deadline = time.monotonic() + 30
+    while True:
+        seen = look(pid)
+        assert seen is not None
+        view = parse(seen)
+        if view is not None and view.state == state:
+            return seen
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.01)
+
+
+def test_a_sleeping_one(child: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    one = child("import time; time.sleep(1000)")
+    view = parse(_until(one.pid, "S"))
+    assert view is not None
+    assert "nanosleep" in view.place or not pathlib.Path(f"/proc/{one.pid}/wchan").read_text().strip("0")
+    assert view.busy_share is None, "one look tells no share"
+
+
+def test_a_stopped_one(child: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    one = child("import time; time.sleep(1000)")
+    one.send_signal(signal.SIGSTOP)
+    assert "state: T (stopped by a signal)" in _until(one.pid, "T")
+    one.send_signal(signal.SIGCONT)
+    _until(one.pid, "S")
+
+
+def test_a_busy_one_and_an_idle_one(child: Callable[[str], subprocess.Popen[bytes]]) -> None:
+    busy, idle = child("while True: pass"), child("import time; time.sleep(1000)")
+    _until(idle.pid, "S")
+    first = look(busy.pid), look(idle.pid)
+    deadline = time.monotonic() + 60
+    while True:  # until the busy one has had a core for long enough to be told from an idle one
+        views = [parse(f"{before}{look(pid)}") for before, pid in zip(first, (busy.pid, idle.pid), strict=True)]
+        assert all(view is not None for view in views)
+        shares = [view.busy_share or 0.0 for view in views if view is not None]
+        if views[0] is not None and views[0].state == "R" and shares[0] > 0.01:
+            break
+        assert time.monotonic() < deadline, views
+    assert shares[1] < shares[0] / 2
+    assert views[1] is not None
+    assert views[1].state == "S"
+
+
+def test_one_that_is_gone(child: Callable[[str], subprocess.Popen[bytes]], tmp_path: pathlib.Path) -> None:
+    one = child("")
+    one.wait(30)
+    assert look(one.pid) is None
+    assert kernel_view.examine(one.pid, tmp_path / "process") is None
+    assert not (tmp_path / "process").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "view"),
+    [
+        ("", None),
+        ("time: 1.0\nnothing else\n", None),
+        ("time: 1.0\nstate: D (x)\ncpu_seconds: 2.00\nplace: nfs_wait\n", KernelView(state="D", place="nfs_wait")),
+        ("time: 1.0\nstate: S (x)\ncpu_seconds: 2.00\nplace: a\nin the kernel:\n[<0>] a+0x1\n"
+         "time: 1.5\nstate: R (x)\ncpu_seconds: 2.25\nplace: \n", KernelView(state="R", busy_share=0.5)),
+    ],
+)  # fmt: skip
+def test_parse(text: str, view: KernelView | None) -> None:
+    assert parse(text) == view
+
+
+def test_py_spy_is_asked_for_the_stack_of_one_that_cannot_write_it(
+    child: Callable[[str], subprocess.Popen[bytes]], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program of that name stands in for it."""
+    spy = tmp_path / "py-spy"
+    spy.write_text('#!/bin/sh\necho "asked: $*"\n')
+    spy.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    into, one = tmp_path / "process", child("import time; time.sleep(1000)")
+    _until(one.pid, "S")
+    assert kernel_view.examine(one.pid, into) is None, "this one can"
+    into.unlink()
+    os.kill(one.pid, signal.SIGSTOP)
+    _until(one.pid, "T")
+    asked = kernel_view.examine(one.pid, into)
+    assert asked is not None
+    assert asked.wait(30) == 0
+    assert kernel_view.examine(one.pid, into) is None, "once"
+    text = into.read_text()
+    assert f"asked: dump --nonblocking --pid {one.pid}" in text
+    assert parse(text) is not None
+    assert text.count("state: T") == 2
