@@ -1,4 +1,4 @@
-"""What a run whose supervisor was killed may leave: processes, shared memory. Found and removed."""
+"""What a run whose supervisor was killed may leave: processes, shared memory, parts of files. Found and removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PREFIX = "sgpu-"
 
 
 def remove(home: pathlib.Path) -> list[str]:
-    """Ends processes of runs in `home` whose supervisor is gone, and removes their shared memory."""
+    """Ends processes of runs in `home` whose supervisor is gone; removes their shared memory and parts of files."""
     told = _end_agents(home)
     for pid, root in _workers(runs_folder(home)).items():
         agent = process.read_process(RunDir(root).agent)
@@ -25,6 +25,20 @@ def remove(home: pathlib.Path) -> list[str]:
         if found is not None and found.signal(signal.SIGKILL):
             told.append(f"process {pid} of run {root.name}, whose supervisor is gone: ended")
     told.extend(_remove_segments())
+    told.extend(_remove_parts(home))
+    return told
+
+
+def _remove_parts(home: pathlib.Path) -> list[str]:
+    """Files that a process was writing when it was killed; of a run that nobody works on, they are nobody's."""
+    told = []
+    for run in all_runs(home):
+        agent = process.read_process(run.agent)
+        if agent is not None and agent.alive():
+            continue
+        for part in sorted(run.root.rglob(".*.tmp")):
+            part.unlink(missing_ok=True)
+            told.append(f"{part}, which was being written when its process was killed: removed")
     return told
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sgpu import endings, leftovers, resuming, settings
 from sgpu.contract import process, records
 from sgpu.contract.errors import InputError, RunError
+from sgpu.contract.heartbeat import Page
 from sgpu.contract.rundir import RunDir, all_runs, find_run
 from sgpu.contract.spec import RunSpec, read_spec
 from sgpu.contract.status import Status, read_status
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from sgpu.metrics.ledger import GoodputReport
 
 _LOOK_SECONDS = 0.05
+_START_SECONDS = 10.0
 _CANCEL_SECONDS = 30.0
 _DELIVERY_SECONDS = 15.0
 _DELIVERY_AFTER_FAILURE_SECONDS = 5.0  # whoever waits for an error, or has cancelled, waits for nothing else
@@ -62,9 +65,19 @@ class Run:
             status = Status(state="STARTING", updated=self.spec.created, started=self.spec.created)
         if not status.final and not self._agent_alive():
             status = read_status(self._dir) or status  # it may have ended in between
-            if not status.final and time.time() - self.spec.created > 10:
-                return Status(state="LOST", updated=status.updated, started=status.started, step=status.step)
+            was_there = self._dir.agent.exists()  # else it may still be waiting for a machine
+            if not status.final and (was_there or time.time() - self.spec.created > _START_SECONDS):
+                return replace(status, state="LOST", step=self._last_step(status))
         return status
+
+    def _last_step(self, status: Status) -> int:
+        """The supervisor wrote its status now and then; the workers noted each step."""
+        if not self._dir.heartbeat.exists():
+            return status.step
+        page = Page(self._dir.heartbeat)
+        step = min(beat.step for beat in page.beats()[: status.world_size])
+        page.close()
+        return step
 
     @property
     def state(self) -> str:

@@ -1,0 +1,57 @@
+"""A run whose supervisor vanished is told at once, with the step that its workers reached."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import time
+
+import sgpu
+from sgpu import Run
+from sgpu.contract.heartbeat import Page
+from sgpu.contract.process import ProcessId
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import RunSpec, Tracking
+from sgpu.contract.status import Status
+
+GONE = ProcessId(pid=2**22 - 1, started=1)
+
+
+def a_run(home: pathlib.Path) -> RunDir:
+    run = RunDir(home / "runs" / "20261130-101500-train-3f9c2a")
+    run.create()
+    RunSpec(
+        id=run.id, name="train", created=time.time(), backend="local", world_size=2, gpus_per_node=2,
+        accelerator="cpu", seed=1, tracking=Tracking(uri="", experiment="test"), python=sys.executable,
+        working_dir=str(home),
+    ).write(run)  # fmt: skip
+    return run
+
+
+def test_lost_at_once_where_a_supervisor_was_there(home: pathlib.Path) -> None:
+    run = a_run(home)
+    assert Run(run).state == "STARTING", "nobody has started it yet; a scheduler may take its time"
+    Status(state="RUNNING", updated=time.time(), step=3, restarts=2, world_size=2).write(run)
+    page = Page.create(run.heartbeat, 2)
+    for rank in (0, 1):
+        slot = page.slot(rank)
+        slot.start(0)
+        slot.beat(7 + rank, 0, -1)
+    page.close()
+    GONE.write(run.agent)
+    status = Run(run).status
+    assert (status.state, status.step, status.restarts) == ("LOST", 7, 2)
+
+
+def test_parts_of_files_are_cleaned_up(home: pathlib.Path) -> None:
+    run = a_run(home)
+    GONE.write(run.agent)
+    folder = run.attempt(0, 1)
+    folder.mkdir(parents=True)
+    part, other = folder / ".outcome.123-456.tmp", folder / "notes.tmp"
+    part.touch()
+    other.touch()
+    assert [line for line in sgpu.cleanup() if str(part) in line]
+    assert not part.exists()
+    assert other.exists()
+    assert not [line for line in sgpu.cleanup() if str(part) in line]
