@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import pathlib
 import subprocess
 import threading
 from collections.abc import Mapping
 
+from sgpu.checkpoint.helper.asking import answers
 from sgpu.contract.events import emit
 from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 
 _STARTS = 3
+_MOST_SILENT_SECONDS = 60.0
 
 
 class CheckpointHelper:
@@ -31,6 +34,8 @@ class CheckpointHelper:
             "--peers", str(run.peers),
         ]  # fmt: skip
         self._environment = {**environment, "SGPU_RUN_DIR": str(run.root)}
+        # Before a rank that waits for it is taken for hung.
+        self._silent_seconds = min(_MOST_SILENT_SECONDS, (spec.restarts.hang_seconds or math.inf) / 3)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closing = False
@@ -48,17 +53,26 @@ class CheckpointHelper:
             )
 
     def _watch(self) -> None:
-        """One that died is replaced, a few times; without any, workers start their own."""
+        """One that died, or hangs, is replaced, a few times; without any, workers start their own."""
         for _ in range(_STARTS):
-            process = self._process
-            code = process.wait() if process is not None else 0
+            what = self._end_of(self._process) if self._process is not None else ""
             if self._closing:
                 return
-            emit(
-                self._run, "warning", generation=0,
-                message=f"the process that finishes checkpoints ended with exit status {code}; another is started",
-            )  # fmt: skip
+            message = f"the process that finishes checkpoints {what}; another is started"
+            emit(self._run, "warning", generation=0, message=message)
             self._start()
+
+    def _end_of(self, process: subprocess.Popen[bytes]) -> str:
+        """Waits for it; one that hangs is ended."""
+        while True:
+            try:
+                return f"ended with exit status {process.wait(self._silent_seconds / 2)}"
+            except subprocess.TimeoutExpired:
+                if answers(self.name, self._silent_seconds):
+                    continue
+            process.kill()
+            process.wait()
+            return f"did not answer within {self._silent_seconds:g} s and was ended"
 
     def pids(self) -> list[int]:
         with self._lock:  # not between its start and its being known

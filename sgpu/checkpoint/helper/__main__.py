@@ -17,6 +17,7 @@ Messages (see wire.py), each answered once unless it says otherwise:
     fetch     folder, wanted               images from other nodes, with their memory: (rank, nodes that have it) each
     release                                no answer: what was fetched is not needed any more
     end                                    no answer: the trainer goes, whoever else holds its socket
+    ping                                   nothing; from the agent, which wants to know whether anybody is there
 """
 
 from __future__ import annotations
@@ -86,6 +87,9 @@ class Connection:
 
     def _obey(self, message: dict[str, Any], descriptors: list[int]) -> None:
         operation = message["op"]
+        if operation == "ping":
+            self._answer({})
+            return
         if operation == "open":
             self._open(message)
             return

@@ -16,6 +16,7 @@ from typing import Any
 
 import sgpu
 from sgpu import settings
+from sgpu.checkpoint.format import names
 from sgpu.checkpoint.helper import wire
 from sgpu.checkpoint.helper.replica import Failures
 from sgpu.checkpoint.helper.writers import Image
@@ -106,7 +107,10 @@ class HelperWriter:
         assert self._link is not None  # the message was sent over it
         received = wire.receive(self._link)
         if received is None:
-            raise self._died()
+            error = self._died()
+            if self._is_committed(job):
+                return time.monotonic()
+            raise error
         answer, self._known_layout = received[0], job.layout.id
         if "error" in answer:
             raise CheckpointSaveError(answer["error"], **answer["facts"])
@@ -116,6 +120,13 @@ class HelperWriter:
                 count=known.count + answer["copies_failed"], error=answer["copy_error"] or known.error
             )  # fmt: skip
         return float(answer["finished"])
+
+    def _is_committed(self, job: SaveJob) -> bool:
+        """Whether all was done that a helper which is gone had to do."""
+        try:
+            return self._store.size(f"{job.folder}/{names.METADATA}") is not None
+        except OSError:
+            return False
 
     def _reopen(self) -> None:
         name = settings.checkpoint_helper()
