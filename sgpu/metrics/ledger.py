@@ -1,4 +1,4 @@
-"""From the heartbeat page to goodput: the share of all ranks' seconds in which training went forward."""
+"""From the heartbeat page to goodput: where all ranks' seconds went, and the share in which training went forward."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sgpu.contract.heartbeat import Beat, Category, Page, last_sign_ns
+from sgpu.metrics import names
 from sgpu.metrics.progress import Point
 
 
@@ -88,29 +89,30 @@ class PageReader:
 
 
 class GoodputSeries:
-    """`goodput` by step. A step's value is held back until the next step, so that each step has one: its last."""
+    """`goodput` and the ledger by step. A step's values are held back until the next step: each step has its last."""
 
     def __init__(self, *, every_seconds: float) -> None:
         self._every, self._given_at = every_seconds, float("-inf")
-        self._held: Point | None = None
+        self._held: list[Point] = []
 
     def look(self, beats: Sequence[Beat], *, now_ns: int, time_seconds: float) -> list[Point]:
-        """`now_ns`: monotonic. Gives a point at most every so many seconds."""
+        """`now_ns`: monotonic. Gives points at most every so many seconds."""
         if not beats:
             return []
-        before, self._held = self._held, _goodput_point(beats, now_ns, time_seconds)
-        if before is None or self._held.step <= before.step or now_ns / 1e9 - self._given_at < self._every:
+        before, self._held = self._held, _points(beats, now_ns, time_seconds)
+        if not before or self._held[0].step <= before[0].step or now_ns / 1e9 - self._given_at < self._every:
             return []
         self._given_at = now_ns / 1e9
-        return [before]
+        return before
 
     def last(self, beats: Sequence[Beat], *, until_ns: int, time_seconds: float) -> list[Point]:
-        """The final value."""
-        return [_goodput_point(beats, until_ns, time_seconds)] if beats else []
+        """The final values."""
+        return _points(beats, until_ns, time_seconds) if beats else []
 
 
-def _goodput_point(beats: Sequence[Beat], until_ns: int, time_seconds: float) -> Point:
+def _points(beats: Sequence[Beat], until_ns: int, time_seconds: float) -> list[Point]:
     """At the step that every rank has reached."""
     report = from_beats(beats, until_ns)
     step = min(beat.high_step for beat in beats)
-    return Point(key="goodput", value=report.goodput, step=step, time_seconds=time_seconds)
+    values = {"goodput": report.goodput, **{names.for_ledger(name): told for name, told in report.seconds.items()}}
+    return [Point(key=key, value=value, step=step, time_seconds=time_seconds) for key, value in values.items()]

@@ -56,6 +56,21 @@ BUILT_IN: dict[str, BuiltIn] = {
         unit="steps", meaning="done again after a failure", writer="forwarder", axis="generation"
     ),
     "goodput": BuiltIn(unit="share", meaning="productive seconds of all ranks' seconds so far", writer="forwarder"),
+    # The seconds of all ranks so far; they sum to wall time x ranks.
+    "ledger/starting_seconds": BuiltIn(
+        unit="s", meaning="before the first batch, of the run or of a resumed one", writer="forwarder"
+    ),
+    "ledger/productive_seconds": BuiltIn(unit="s", meaning="in steps that were new", writer="forwarder"),
+    "ledger/data_seconds": BuiltIn(unit="s", meaning="waiting for batches", writer="forwarder"),
+    "ledger/checkpoint_seconds": BuiltIn(unit="s", meaning="training stood still for a checkpoint", writer="forwarder"),
+    "ledger/restoring_seconds": BuiltIn(unit="s", meaning="reading a checkpoint", writer="forwarder"),
+    "ledger/restarting_seconds": BuiltIn(
+        unit="s", meaning="from the last sign before a failure until the next process restored", writer="forwarder"
+    ),
+    "ledger/recomputing_seconds": BuiltIn(unit="s", meaning="in steps that had been done before", writer="forwarder"),
+    "ledger/idle_seconds": BuiltIn(
+        unit="s", meaning="after the loop, or left out of a smaller world", writer="forwarder"
+    ),
 }
 
 SYSTEM: dict[str, BuiltIn] = {
@@ -74,6 +89,10 @@ _LONGEST = 230  # MLflow's 250, less room for the rank
 
 def for_rank(rank: int, name: str) -> str:
     return name if rank == 0 else f"rank{rank}/{name}"
+
+
+def for_ledger(category: str) -> str:
+    return f"ledger/{category}_seconds"
 
 
 def for_system(rank: int, name: str) -> str:

@@ -19,7 +19,7 @@ from sgpu.contract.status import FINAL_STATES, Status
 from sgpu.metrics.names import BUILT_IN, SYSTEM
 
 ROOT = pathlib.Path(__file__).parents[2]
-_METRIC_ROW = re.compile(r"^\| `(?:system/rank<k>/)?(\w+)` \| ([^|]+) \| ([^|]+) \|", re.M)
+_METRIC_ROW = re.compile(r"^\| `(?:system/rank<k>/)?([\w/]+)` \| ([^|]+) \| ([^|]+) \|", re.M)
 
 
 def code_spans(text: str) -> set[str]:

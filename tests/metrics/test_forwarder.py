@@ -11,8 +11,9 @@ import time
 
 import pytest
 
+from sgpu.contract.heartbeat import Category
 from sgpu.contract.process import ProcessId
-from sgpu.metrics import mlflow_reader
+from sgpu.metrics import mlflow_reader, names
 
 from .conftest import HandMadeRun, MakeRun, MlflowServer, Proxy, wait_for
 
@@ -48,6 +49,10 @@ def test_a_run_is_told_whole(make_run: MakeRun, server: MlflowServer) -> None:
     goodput = run.values("goodput")
     assert list(goodput) == [20]
     assert 0 < goodput[20] <= 1
+    parts = {name: run.values(names.for_ledger(name))[20] for name in (each.name.lower() for each in Category)}
+    assert len(parts) == 8
+    assert parts["productive"] / sum(parts.values()) == pytest.approx(goodput[20], abs=1e-6)
+    assert parts["productive"] == pytest.approx(float(tags["sgpu.seconds.productive"]), abs=2e-3)
     assert run.artifacts() == ["events.jsonl", "logs/rank0.txt"]
     assert not run.events("metrics_lost")
 
@@ -155,7 +160,7 @@ def test_a_server_that_stays_away_costs_a_bounded_wait_and_is_told(make_run: Mak
     assert time.monotonic() - began < 8, "the call that hangs is interrupted"
     (lost,) = run.events("metrics_lost")
     per_rank = 2 * len(STEPS)
-    assert lost["count"] == 2 * per_rank + 1 + 1, "both ranks' two metrics, restarts, goodput"
+    assert lost["count"] == 2 * per_rank + 1 + 9, "both ranks' two metrics, restarts, goodput and the ledger"
     assert "MLflow" in lost["cause"]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from sgpu.contract.clock import SystemClock
 from sgpu.contract.errors import SgpuError
-from sgpu.metrics import machine
+from sgpu.metrics import machine, names
 from sgpu.metrics.delivery import Delivery
 from sgpu.metrics.forwarding import Forwarder
 from sgpu.metrics.progress import Point
@@ -147,7 +147,9 @@ def test_the_run_folder_alone_tells_the_same(make_run: MakeRun) -> None:
     found = series(run.dir)
     for key in ("loss", "rank1/loss", "restarts"):
         assert found[key] == [(step, value) for name, step, value in server.entries if name == key]
-    assert set(found) == {name for name, _, _ in server.entries} - {"goodput"}
+    assert set(found) == {name for name, _, _ in server.entries} - {
+        name for name in names.BUILT_IN if name == "goodput" or name.startswith("ledger/")
+    }
 
 
 @pytest.mark.parametrize(
@@ -193,7 +195,7 @@ def test_what_never_gets_there_is_counted(make_run: MakeRun) -> None:
     run = finished_run(make_run)
     server = ScriptedServer(dict.fromkeys(range(4, 1000), "down"))
     assert forwarder_of(run, server).serve() == 1
-    total = 4 * 1000 + 2 + 1
+    total = 4 * 1000 + 2 + 9  # goodput and the ledger
     (lost,) = run.events("metrics_lost")
     assert lost["count"] == total - len(server.entries)
     assert len(server.entries) > 0

@@ -156,7 +156,9 @@ def test_goodput_by_step_gives_each_step_its_last_value(run: RunDir) -> None:
             slot.beat(second // 5)
         given += goodput.look(page.beats(), now_ns=start + second * 10**9, time_seconds=second)
     given += goodput.last(page.beats(), until_ns=start + 100 * 10**9, time_seconds=100)
-    steps = [p.step for p in given]
+    assert len(given) % 9 == 0, "goodput and eight parts"
+    assert {p.key for p in given} == {"goodput", *(names.for_ledger(c.name.lower()) for c in Category)}
+    steps = [p.step for p in given if p.key == "goodput"]
     assert steps == sorted(set(steps))
     assert steps[-1] == 19
     assert 9 <= len(steps) <= 11

@@ -274,8 +274,10 @@ def test_the_names_are_these() -> None:
     """A ratchet: a new name is a change of the public contract, made here too."""
     assert sorted(names.BUILT_IN) == [
         "cache_hits", "cache_misses", "checkpoint_blocked_seconds", "checkpoint_save_seconds", "checkpoint_size_bytes",
-        "fetch_seconds", "goodput", "recomputed_steps", "recovery_seconds", "restarts", "restore_seconds",
-        "step_seconds",
+        "fetch_seconds", "goodput", "ledger/checkpoint_seconds", "ledger/data_seconds", "ledger/idle_seconds",
+        "ledger/productive_seconds", "ledger/recomputing_seconds", "ledger/restarting_seconds",
+        "ledger/restoring_seconds", "ledger/starting_seconds", "recomputed_steps", "recovery_seconds",
+        "restarts", "restore_seconds", "step_seconds",
     ]  # fmt: skip
     assert sorted(names.SYSTEM) == ["cpu_percent", "gpu_memory_bytes", "gpu_percent", "gpu_watts", "rss_bytes"]
     documented = (ROOT / "docs" / "metrics.md").read_text()
