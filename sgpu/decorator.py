@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from sgpu import settings
 from sgpu.contract import payload
@@ -27,6 +27,10 @@ from sgpu.contract.rundir import RunDir, runs_folder
 from sgpu.contract.spec import RunSpec, Tracking, new_run_id
 from sgpu.launch import code, plan, registry
 from sgpu.run import Run
+
+if TYPE_CHECKING:
+    from sgpu.testing.drill import DrillReport
+    from sgpu.testing.plan import FaultPlan
 
 _PARAMETER_CHARACTERS = 250
 
@@ -101,6 +105,20 @@ class DistributedFunction:
     def submit(self, *args: Any, **kwargs: Any) -> Run:
         """Starts the same and comes back at once. The run outlives this process."""
         return self._start(args, kwargs)
+
+    def drill(self, plan: FaultPlan, /, *args: Any, **kwargs: Any) -> DrillReport:
+        """Runs the same with faults on purpose, and waits: what was lost, and how long it took.
+
+        Args:
+            plan: of `sgpu.testing`; the arguments of the call follow.
+        """
+        from sgpu.testing.drill import fire
+
+        return fire(self, plan, args, kwargs)
+
+    def with_env(self, env: Mapping[str, str]) -> DistributedFunction:
+        """The same function, whose workers get these environment variables too."""
+        return DistributedFunction(self._function, replace(self._options, env={**self._options.env, **env}))
 
     def plan(self, *args: Any, **kwargs: Any) -> LaunchPlan:
         """What a call would start, where, with which environment; starts nothing and writes nothing."""
