@@ -13,6 +13,7 @@ from sgpu.contract.spec import read_spec
 from sgpu.contract.status import Status, read_status
 from sgpu.widgets import ledger
 from sgpu.widgets.logs import Logs
+from sgpu.widgets.machines import machines
 from sgpu.widgets.sentences import failure_words
 from sgpu.widgets.series import Spools
 from sgpu.widgets.snapshot import Failure, Goodput, Snapshot, TrackingLink
@@ -104,6 +105,7 @@ class Feed:
             steps_per_second=rate,
             eta_seconds=max(0, total - step) / rate if total and rate and not over else None,
             world_size=self._spec.world_size,
+            workers=status.world_size or self._spec.world_size,
             nodes=self._spec.nodes,
             accelerator=self._spec.accelerator,
             generation=status.generation,
@@ -113,6 +115,7 @@ class Feed:
             marks=self._timeline.marks,
             happenings=self._timeline.happenings,
             earlier_happenings=self._timeline.earlier,
+            machines=machines(self._spec, status, beats, over=over),
             logs=self._logs.tails(front=failure.rank if failure else None),
             failure=failure,
             tracking=self._link(),

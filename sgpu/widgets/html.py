@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from html import escape
 
 from sgpu.widgets import text
+from sgpu.widgets.machines import machine_line
 from sgpu.widgets.picture import charts_png
 from sgpu.widgets.snapshot import Failure, Goodput, Snapshot
 from sgpu.widgets.words import count, plain, size
@@ -49,9 +50,11 @@ def _sections(snapshot: Snapshot, picture: bytes | None) -> Iterator[str]:
         yield f"<br>{escape(words)}"
     yield "</p>"
     if snapshot.failure is not None:
-        yield from _failure(snapshot.failure)
+        yield from _failure(snapshot.failure, snapshot.id)
     if snapshot.goodput is not None:
         yield from _goodput(snapshot.goodput)
+    if snapshot.machines:
+        yield f"<p>{'<br>'.join(escape(machine_line(machine)) for machine in snapshot.machines)}</p>"
     if picture is not None:
         encoded = base64.b64encode(picture).decode()
         yield f'<img alt="charts of the metrics over steps" src="data:image/png;base64,{encoded}">'
@@ -72,8 +75,8 @@ def _open(snapshot: Snapshot) -> str:
     return " open" if snapshot.failure is not None else ""
 
 
-def _failure(failure: Failure) -> Iterator[str]:
-    first, *rest = text.failure_lines(failure)
+def _failure(failure: Failure, run_id: str) -> Iterator[str]:
+    first, *rest = text.failure_lines(failure, run_id)
     yield '<div style="border-left:4px solid #dc2626;padding:2px 10px;margin:6px 0">'
     yield f"<b>✕ {escape(first)}</b>"
     if failure.traceback.strip():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sgpu.widgets import text
+from sgpu.widgets.machines import state_words
 from sgpu.widgets.snapshot import LogTail, Series, Snapshot
 from sgpu.widgets.words import STATE_WORDS, count, percent, plain, plural, rate, seconds, size, workers
 
@@ -142,10 +143,11 @@ def head_of(snapshot: Snapshot) -> Message:
         "final": snapshot.final,
         "elapsed": seconds(snapshot.elapsed_seconds),
         "step": _step_words(snapshot),
+        "resumable": resumable(snapshot),
         "progress": None if progress is None else round(min(1.0, progress), 4),
         "rate": rate(snapshot.steps_per_second) if snapshot.steps_per_second else "",
         "left": "" if snapshot.eta_seconds is None else f"{seconds(snapshot.eta_seconds)} left",
-        "workers": workers(snapshot.world_size, snapshot.accelerator, snapshot.nodes),
+        "workers": workers(snapshot.workers, snapshot.accelerator, snapshot.nodes),
         "restarts": plural(snapshot.restarts, "restart") if snapshot.restarts else "",
         "goodput": _goodput(snapshot),
         "failure": _failure(snapshot),
@@ -154,8 +156,24 @@ def head_of(snapshot: Snapshot) -> Message:
         "log_ranks": [log.rank for log in snapshot.logs],
         "failed_rank": snapshot.failure.rank if snapshot.failure else None,
         "earlier_events": snapshot.earlier_happenings,
+        "machines": [
+            [
+                machine.node,
+                machine.state,
+                state_words(machine),
+                machine.address,
+                machine.ranks,
+                "" if machine.step is None else count(machine.step),
+            ]
+            for machine in snapshot.machines
+        ],
         "note": snapshot.note,
     }
+
+
+def resumable(snapshot: Snapshot) -> bool:
+    """Whether the run has ended, and can go on."""
+    return snapshot.final and snapshot.state in ("FAILED", "CANCELLED", "PREEMPTED", "LOST")
 
 
 def _step_words(snapshot: Snapshot) -> str:
@@ -179,7 +197,7 @@ def _goodput(snapshot: Snapshot) -> Message | None:
 def _failure(snapshot: Snapshot) -> Message | None:
     if snapshot.failure is None:
         return None
-    first, *rest = text.failure_lines(snapshot.failure)
+    first, *rest = text.failure_lines(snapshot.failure, snapshot.id)
     return {"title": first, "traceback": snapshot.failure.traceback.rstrip(), "tried": rest[-1]}
 
 

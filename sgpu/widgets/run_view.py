@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +11,12 @@ from typing import Any
 from sgpu.contract.clock import Clock, SystemClock
 from sgpu.contract.errors import SgpuError
 from sgpu.contract.rundir import RunDir
+from sgpu.run import Run
 from sgpu.widgets import html
 from sgpu.widgets.channel import ChannelWidget, script, style
 from sgpu.widgets.feed import Feed
 from sgpu.widgets.follow import Follower
-from sgpu.widgets.messages import Messages
+from sgpu.widgets.messages import Messages, resumable
 from sgpu.widgets.snapshot import Snapshot
 from sgpu.widgets.words import whole
 
@@ -28,28 +31,34 @@ class RunView(ChannelWidget):
     each second until it does.
 
     Args:
-        run_dir: the folder of a run that was started.
-        on_stop: called in some thread when the user has asked, and confirmed, that the run be stopped; None: no button.
+        run: a run, its id, or its folder.
+        on_stop: called in some thread when the user has asked, and confirmed, that the run be stopped; None: the run is
+            cancelled.
 
     Raises:
-        SgpuError: there is no run in that folder.
+        SgpuError: there is no such run.
     """
 
     _esm = script("run_view")
     _css = style("run_view")
 
     def __init__(
-        self, run_dir: RunDir, *, on_stop: Callable[[], None] | None = None, clock: Clock | None = None
+        self,
+        run: str | os.PathLike[str] | Run | RunDir,
+        *,
+        on_stop: Callable[[], None] | None = None,
+        clock: Clock | None = None,
     ) -> None:
-        self.feed = Feed(run_dir, clock=clock)
-        self._on_stop = on_stop
+        self._run = _run_of(run)
+        self.feed = Feed(RunDir(pathlib.Path(self._run.path)), clock=clock)
+        self._on_stop = on_stop or self._run.cancel
         self._clock = clock or SystemClock()
         self._messages = Messages()
         self._lock = threading.RLock()  # messages come and go in different threads
         self._snapshot = self.feed.snapshot()
         self._heard = False
         self._last_full: float | None = None
-        self._view_facts = {"stoppable": on_stop is not None, "stopping": False, "notice": "", "blocking": False}
+        self._view_facts = {"stopping": False, "resuming": False, "notice": "", "blocking": False}
         self._follower: Follower | None = None
         super().__init__()  # from here on messages may come
 
@@ -73,9 +82,12 @@ class RunView(ChannelWidget):
     def _repr_mimebundle_(self, **_options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Displayed by itself, the widget follows the run on its own and is not replaced at the end."""
         if self._follower is None:
-            self._follower = Follower(self._follow)
-            self._follower.start()
+            self._start_following()
         return self.live_bundle(), {}
+
+    def _start_following(self) -> None:
+        self._follower = Follower(self._follow)
+        self._follower.start()
 
     def close(self) -> None:
         if self._follower is not None:
@@ -97,6 +109,9 @@ class RunView(ChannelWidget):
         if kind == "stop":
             self._stop()
             return
+        if kind == "resume":
+            self._resume()
+            return
         with self._lock:
             if kind == "hello":
                 self._heard = True
@@ -115,7 +130,7 @@ class RunView(ChannelWidget):
 
     def _stop(self) -> None:
         """Asks for the end. Not under the lock: whoever ends the run may wait for a thread that shows it."""
-        if self._on_stop is None or self._snapshot.final:
+        if self._snapshot.final:
             return
         self._set(stopping=True, notice="")
         try:
@@ -123,7 +138,30 @@ class RunView(ChannelWidget):
         except (SgpuError, OSError) as error:
             self._set(stopping=False, notice=f"could not be stopped: {error}")
 
-    def _set(self, *, stopping: bool, notice: str) -> None:
+    def _resume(self) -> None:
+        """Starts the run again, and follows it again."""
         with self._lock:
-            self._view_facts = {**self._view_facts, "stopping": stopping, "notice": notice}
+            if not resumable(self._snapshot) or self._view_facts["resuming"]:
+                return
+            self._set(resuming=True, notice="")
+        try:
+            self._run.resume()
+        except (SgpuError, OSError) as error:
+            self._set(resuming=False, notice=f"could not be resumed: {error}")
+            return
+        if self._follower is not None:
+            self._follower.stop()
+        self.push(self.feed.snapshot())
+        self._set(resuming=False, stopping=False)
+        self._start_following()
+
+    def _set(self, **facts: object) -> None:
+        with self._lock:
+            self._view_facts = {**self._view_facts, **facts}
             self._tell(full=False)
+
+
+def _run_of(run: str | os.PathLike[str] | Run | RunDir) -> Run:
+    if isinstance(run, RunDir):
+        return Run(run)
+    return run if isinstance(run, Run) else Run.open(os.fspath(run))

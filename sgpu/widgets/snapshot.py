@@ -76,6 +76,23 @@ class LogTail:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Machine:
+    """A node of a run that has several.
+
+    Attributes:
+        state: "ready", "here" or "away", as its status says; "" once the run has ended.
+        ranks: in words; a spare has none.
+        step: of its slowest rank; None while unknown.
+    """
+
+    node: int
+    address: str
+    state: str
+    ranks: str
+    step: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """A part of the time ledger; `share` is of all rank seconds."""
 
@@ -139,8 +156,10 @@ class Snapshot:
         total_steps: None while unknown.
         steps_per_second: of the last half minute; of the whole run once it is final; None while unknown.
         eta_seconds: time left at that rate; None while unknown.
+        world_size: as many ranks as were asked for. `workers`: as many as work now, after nodes were lost.
         series: by name; rank 0's under their own names, those of others as `rank<k>/<name>`.
         earlier_happenings: how many events are in the file but no longer in `happenings`.
+        machines: in order; empty where the run is on one node.
         logs: the failing rank first, then by rank.
         note: what is wrong with the view itself, or "".
     """
@@ -159,6 +178,7 @@ class Snapshot:
     steps_per_second: float | None
     eta_seconds: float | None
     world_size: int
+    workers: int
     accelerator: str
     nodes: int
     generation: int
@@ -168,6 +188,7 @@ class Snapshot:
     marks: tuple[Mark, ...] = ()
     happenings: tuple[Happening, ...] = ()
     earlier_happenings: int = 0
+    machines: tuple[Machine, ...] = ()
     logs: tuple[LogTail, ...] = ()
     failure: Failure | None = None
     tracking: TrackingLink | None = None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from sgpu.contract.clock import Clock, SystemClock
+from sgpu.widgets.machines import machine_line
 from sgpu.widgets.snapshot import Failure, Goodput, Happening, Snapshot
 from sgpu.widgets.words import STATE_WORDS, count, percent, plain, plural, rate, seconds, workers
 
@@ -19,7 +20,7 @@ _LINES_A_REFRESH = 12
 
 def headline(snapshot: Snapshot) -> str:
     """`train: running on 8 GPUs for 41 min`."""
-    where = workers(snapshot.world_size, snapshot.accelerator, snapshot.nodes)
+    where = workers(snapshot.workers, snapshot.accelerator, snapshot.nodes)
     state = STATE_WORDS.get(snapshot.state, snapshot.state.lower())
     word = "after" if snapshot.final else "for"
     restarts = f", {plural(snapshot.restarts, 'restart')}" if snapshot.restarts else ""
@@ -45,17 +46,17 @@ def goodput_lines(goodput: Goodput) -> list[str]:
     return [f"goodput: {goodput.sentence}", f"  {parts}"] + ([f"  {goodput.advice}"] if goodput.advice else [])
 
 
-def failure_lines(failure: Failure) -> list[str]:
+def failure_lines(failure: Failure, run_id: str) -> list[str]:
     """The root cause first, then what was tried and how to go on."""
     lines = [f"root cause: {failure.summary}"]
     lines += [f"    {line}" for line in failure.traceback.rstrip().splitlines()]
-    return [*lines, f"tried: {failure.tried}; {resume_words(failure)}"]
+    return [*lines, f"tried: {failure.tried}; {resume_words(failure, run_id)}"]
 
 
-def resume_words(failure: Failure) -> str:
+def resume_words(failure: Failure, run_id: str) -> str:
     if failure.resume_step is None:
         return "there is no checkpoint to go on from"
-    return f"run.resume() goes on from step {count(failure.resume_step)}"
+    return f'sgpu.attach("{run_id}").resume() goes on from step {count(failure.resume_step)}'
 
 
 def render(snapshot: Snapshot) -> str:
@@ -68,9 +69,10 @@ def _sections(snapshot: Snapshot) -> Iterator[str]:
     if words := progress(snapshot):
         yield words
     if snapshot.failure is not None:
-        yield from failure_lines(snapshot.failure)
+        yield from failure_lines(snapshot.failure, snapshot.id)
     if snapshot.goodput is not None:
         yield from goodput_lines(snapshot.goodput)
+    yield from (machine_line(machine) for machine in snapshot.machines)
     own = [series for series in snapshot.series.values() if series.rank == 0]
     if own:
         more = f", and {count(len(own) - _METRICS_SHOWN)} more" if len(own) > _METRICS_SHOWN else ""
@@ -147,7 +149,7 @@ class TextView:
         self._tell_progress(snapshot)
         lines = [headline(snapshot)]
         if snapshot.failure is not None:
-            lines += failure_lines(snapshot.failure)
+            lines += failure_lines(snapshot.failure, snapshot.id)
             if snapshot.logs:
                 log = snapshot.logs[0]
                 lines.append(f"log of rank {log.rank} ({log.path}):")

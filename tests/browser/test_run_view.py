@@ -220,3 +220,56 @@ def test_a_failed_run_shows_its_root_cause_and_the_failing_ranks_log(
     assert page.get_by_label("Rank", exact=True).locator("option").all_inner_texts() == ["1 (failed)", "0"]
     one.shot("failed", shots)
     assert one.errors == []
+
+
+REAL = """
+import pathlib, sgpu
+from sgpu import CheckpointPolicy, distributed
+pathlib.Path(FOLDER, "fail").touch()
+
+@distributed(gpus=2, restarts=0, checkpoints=CheckpointPolicy(every_steps=5))
+def train(folder):
+    import pathlib, sgpu, time, torch
+    from sgpu import TrainLoop
+    sgpu.runtime.init()
+    model = torch.nn.Linear(2, 1)
+    loop = TrainLoop(model=model, loader=[torch.ones(2)] * 40, max_steps=40)
+    for batch in loop:
+        loop.log(loss=1.0 / (loop.step + 1))
+        while loop.step == 20 and not pathlib.Path(folder, "go").exists():
+            time.sleep(0.02)
+        if loop.step == 22 and pathlib.Path(folder, "fail").exists():
+            raise ValueError("asked to fail")
+
+run = train.submit(FOLDER)
+pathlib.Path(FOLDER, "id").write_text(run.id)
+run
+"""
+
+
+def test_a_real_run_outlives_its_kernel_is_attached_to_fails_and_is_resumed(
+    notebook: Callable[..., Any], lab: Any, tmp_path: pathlib.Path, shots: pathlib.Path
+) -> None:
+    one = notebook("real", [REAL], height=1200)
+    one.run_all()
+    one.page.locator(".sgpu-steps", has_text="step 20").wait_for(timeout=60_000)
+    (session,) = lab.ask("GET", "/api/sessions")
+    lab.ask("DELETE", f"/api/sessions/{session['id']}")
+    one.page.close()
+    run_id = (tmp_path / "id").read_text()
+
+    attach = f"import sgpu\nfrom sgpu.widgets import RunView\nrun = sgpu.attach({run_id!r})\nRunView(run)"
+    other = notebook("attached", [attach], height=1200)
+    other.run_all()
+    page = other.page
+    page.locator(".sgpu-steps", has_text="step 20").wait_for()
+    (tmp_path / "go").touch()
+    page.locator(".sgpu-failure", has_text="root cause: rank").wait_for()
+    other.shot_of_view("real-failed", shots)
+    (tmp_path / "fail").unlink()
+    page.get_by_role("button", name="Resume", exact=True).click()
+    page.locator("[data-state=SUCCEEDED] .sgpu-steps", has_text="step 40 / 40").wait_for(timeout=60_000)
+    assert page.locator(".sgpu-failure").is_hidden()
+    assert page.get_by_role("button", name="Resume", exact=True).is_hidden()
+    other.shot_of_view("real-resumed", shots)
+    assert other.errors == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,12 @@ from sgpu.contract.errors import SgpuError
 from sgpu.contract.heartbeat import Category, Page
 from sgpu.contract.process import ProcessId, process_of, this_process
 from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import read_spec
+from sgpu.contract.status import NodeStatus
+from sgpu.widgets import html
 from sgpu.widgets.feed import Feed
+from sgpu.widgets.machines import machine_line
+from sgpu.widgets.messages import head_of
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Any) -> None:
@@ -135,6 +141,34 @@ def test_an_ended_run_of_an_earlier_boot_counts_up_to_its_last_sign(run: Any, cl
     assert snapshot.step == 9
     assert snapshot.goodput is not None
     assert 0 <= snapshot.goodput.rank_seconds < 5
+
+
+def test_nodes_are_told_with_ranks_and_steps(run: Any, clock: Any) -> None:
+    spec = replace(read_spec(run.dir), world_size=4, gpus_per_node=2, spares=1)
+    spec.write(run.dir)
+    page = Page.create(run.dir.heartbeat, 4)
+    for rank, step in enumerate((7, 9, 5, 8)):
+        page.slot(rank).start(0)
+        page.slot(rank).beat(step)
+    nodes = (
+        NodeStatus(node=0, address="10.0.0.1", state="ready"), NodeStatus(node=1, address="10.0.0.2", state="here"),
+        NodeStatus(node=2, address=None, state="away"),
+    )  # fmt: skip
+    run.status("RUNNING", nodes=nodes, world_size=2)
+    feed = Feed(run.dir, clock=clock)
+    snapshot = feed.snapshot()
+    assert [machine_line(machine) for machine in snapshot.machines] == [
+        "node 0 (10.0.0.1): ranks 0 to 1, at step 7, ready", "node 1 (10.0.0.2): ranks 2 to 3, at step 5, here",
+        "node 2: spare, away",
+    ]  # fmt: skip
+    head = head_of(snapshot)
+    assert head["workers"] == "2 CPU workers on 2 nodes"
+    assert head["machines"][2] == [2, "away", "✕ away: being started", "", "spare", ""]
+    kept = html.bundle(snapshot, charts=False)
+    for content in kept.values():
+        assert "node 1 (10.0.0.2): ranks 2 to 3" in content
+    run.status("SUCCEEDED", nodes=nodes, ended=run.created + 1)
+    assert [machine.state for machine in feed.snapshot().machines] == ["", "", ""]
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 5000, b"SGPUHB01" + b"\xff" * 5000])

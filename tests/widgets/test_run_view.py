@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from sgpu.contract.errors import SgpuError
+from sgpu.run import Run
 from sgpu.widgets import channel
 from sgpu.widgets.channel import open_channel
 from sgpu.widgets.feed import Feed
@@ -176,10 +177,58 @@ def test_an_ended_run_is_not_stopped(view: Any, run: Any) -> None:
     assert view.stops == []
 
 
+def test_a_failed_run_is_resumed_and_followed_again(view: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed = []
+
+    def resume(again: Run) -> Run:
+        resumed.append(again.id)
+        run.status("RUNNING", step=3)
+        return again
+
+    monkeypatch.setattr(Run, "resume", resume)
+    view.take({"kind": "resume"})
+    assert resumed == [], "a run that goes on was started again"
+    run.status("FAILED", step=2, ended=run.created + 1)
+    view._repr_mimebundle_()
+    view._follower._thread.join(10)
+    view.take({"kind": "hello"})
+    assert view.sent[-1]["head"]["resumable"]
+    view.take({"kind": "resume"})
+    view.take({"kind": "resume"})
+    assert resumed == [run.dir.id]
+    run.status("SUCCEEDED", step=5, ended=run.created + 2)
+    view._follower._thread.join(10)
+    head = [message["head"] for message in view.sent if "head" in message][-1]
+    assert (head["state"], head["resumable"]) == ("SUCCEEDED", False)
+
+
+def test_a_resume_that_fails_is_told(view: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def resume(again: Run) -> Run:
+        raise SgpuError("no room")
+
+    monkeypatch.setattr(Run, "resume", resume)
+    run.status("CANCELLED", ended=run.created + 1)
+    view.push(view.feed.snapshot())
+    view.take({"kind": "hello"})
+    view.take({"kind": "resume"})
+    head = view.sent[-1]["head"]
+    assert (head["notice"], head["resuming"]) == ("could not be resumed: no room", False)
+
+
+def test_a_view_is_made_from_what_people_have(run: Any, home: pathlib.Path) -> None:
+    (home / "runs").mkdir(parents=True)
+    (home / "runs" / run.dir.id).symlink_to(run.dir.root)
+    for given in (run.dir, Run(run.dir), str(run.dir.root), run.dir.id):
+        widget = RunView(given)
+        assert widget.feed.snapshot().id == run.dir.id
+        widget.close()
+
+
 @pytest.mark.parametrize(
     "content",
     [None, [], "stop", {}, {"kind": None}, {"kind": "watch"}, {"kind": "watch", "log_rank": "0"},
-     {"kind": "watch", "log_rank": 99, "chart_rank": -1}, {"kind": "watch", "chart_rank": True}, {"kind": ["hello"]}],
+     {"kind": "watch", "log_rank": 99, "chart_rank": -1}, {"kind": "watch", "chart_rank": True},
+     {"kind": ["hello"]}, {"kind": "resume"}],
 )  # fmt: skip
 def test_whatever_a_browser_sends_is_data(view: Any, content: Any) -> None:
     view.take(content)

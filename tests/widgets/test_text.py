@@ -41,7 +41,8 @@ def test_the_whole_page_tells_the_root_cause_first(run: Any, clock: Any) -> None
     assert told[1] == "step 31 / 100 (31.0 %), 1.0 steps/s on average"
     assert told[2] == "root cause: rank 1 raised ValueError after step 31: boom"
     assert told[3:5] == ["    Traceback:", "      x = 1"]
-    assert told[5] == "tried: no restart before this (ValueError would happen again); run.resume() goes on from step 20"
+    resume = f'sgpu.attach("{run.dir.id}").resume() goes on from step 20'
+    assert told[5] == f"tried: no restart before this (ValueError would happen again); {resume}"
     text = "\n".join(told)
     assert "metrics: loss 0.03226" in text
     assert "  0:00:03 checkpoint at step 20 (0.02 s blocked, 1.1 s to save)" in text

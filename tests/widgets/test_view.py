@@ -160,9 +160,12 @@ importlib.util.find_spec = lambda name, package=None: None if name == "anywidget
 """
 
 
-def execute(tmp_path: pathlib.Path, cells: list[str], options: list[str]) -> Any:
-    head = HEAD.format(root=str(tmp_path / "run"), script=str(GROWING_RUN), options=options)
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in [head, *cells]])
+def head(root: pathlib.Path, *options: str) -> str:
+    return HEAD.format(root=str(root), script=str(GROWING_RUN), options=list(options))
+
+
+def execute(cells: list[str]) -> Any:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     nbclient.NotebookClient(notebook, timeout=60, kernel_name="python3", resources={}).execute()
     return notebook
 
@@ -176,20 +179,26 @@ def check_static(output: Any, headline: str) -> None:
 
 
 def test_a_blocking_cell_leaves_the_static_form(tmp_path: pathlib.Path) -> None:
-    notebook = execute(tmp_path, [BLOCK], ["--fail"])
+    notebook = execute([head(tmp_path / "run", "--fail"), BLOCK])
     (output,) = notebook.cells[1].outputs
     check_static(output, "train: failed on 2 GPUs")
     assert "root cause: rank 1 raised RuntimeError" in output.data["text/html"]
 
 
 @pytest.mark.parametrize("widgets", [True, False])
-def test_in_the_background_each_cell_keeps_its_own_output(tmp_path: pathlib.Path, widgets: bool) -> None:
-    notebook = execute(tmp_path, ["" if widgets else WITHOUT_WIDGETS, FOLLOW, WAIT], [])
-    (output,) = notebook.cells[2].outputs
-    check_static(output, "train: finished on 2 GPUs")
-    after = notebook.cells[3].outputs
+def test_of_two_runs_in_the_background_each_cell_keeps_its_own_output(tmp_path: pathlib.Path, widgets: bool) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    before = "" if widgets else WITHOUT_WIDGETS
+    follow_both = [head(first), FOLLOW.replace("view", "view1"), head(second, "--fail"), FOLLOW]
+    notebook = execute([before, *follow_both, "print(view1.wait_final(60))\n" + WAIT])
+    for at, root, headline in ((2, first, "train: finished on 2 GPUs"), (4, second, "train: failed on 2 GPUs")):
+        (output,) = notebook.cells[at].outputs
+        check_static(output, headline)
+        assert f"folder: {root}" in output.data["text/plain"]
+    assert [cell.outputs for cell in notebook.cells[:2] + notebook.cells[3:4]] == [[], [], []]
+    after = notebook.cells[5].outputs
     assert {one.output_type for one in after} == {"stream"}
-    assert "".join(one.text for one in after) == "another cell\nTrue 0\n"
+    assert "".join(one.text for one in after) == "True\nanother cell\nTrue 0\n"
 
 
 def test_the_script_runs_by_itself(tmp_path: pathlib.Path) -> None:

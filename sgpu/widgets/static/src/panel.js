@@ -3,16 +3,22 @@ import { Charts } from "./charts.js";
 import { freshId, h, setShown, setText } from "./dom.js";
 import { Frame } from "./frame.js";
 import { LogPanel } from "./logs.js";
+import { NodeTable } from "./nodes.js";
+import { ResumeButton } from "./resume.js";
 import { StopButton } from "./stop.js";
 import { Tabs } from "./tabs.js";
 
 const SIGNS = { STARTING: "◌", RUNNING: "●", RESTARTING: "↻", SUCCEEDED: "✓", FAILED: "✕", CANCELLED: "■", PREEMPTED: "■", LOST: "✕" };
 const LEVEL_SIGNS = { detail: "·", info: "•", good: "✓", warning: "▲", error: "✕" };
 
+const NODES = 3;
+
 export class RunPanel {
   constructor(store, parent) {
     this.store = store;
     this.stop = new StopButton(store);
+    this.resume = new ResumeButton(store);
+    this.nodes = new NodeTable();
     this.charts = new Charts();
     this.logs = new LogPanel(store);
     this.drawn = {};
@@ -24,7 +30,9 @@ export class RunPanel {
       { title: "Charts", element: this.chartPage },
       { title: "Events", element: h("div", {}, this.events, this.earlier) },
       { title: "Logs", element: this.logs.element },
+      { title: "Nodes", element: this.nodes.element },
     ]);
+    this.tabs.offer(NODES, false);
     this.frame = new Frame(parent, "sgpu-live", h("div", {}, this.head, this.failure, this.tabs.element), () => this.charts.redraw());
     this.forget = store.listen((changed) => this.update(changed));
     this.update(new Set(["head", "marks", "series", "events", "log"]));
@@ -47,7 +55,7 @@ export class RunPanel {
     this.goodput = h("div", { class: "sgpu-goodput" }, h("div", {}, this.sentence), this.parts, this.partWords, this.advice);
     this.failure = h("section", { class: "sgpu-failure", role: "alert" });
     this.head = h("header", {},
-      h("div", { class: "sgpu-head" }, this.state, this.name, this.facts, this.link, this.stop.element),
+      h("div", { class: "sgpu-head" }, this.state, this.name, this.facts, this.link, this.stop.element, this.resume.element),
       this.progress,
       h("div", { class: "sgpu-under" }, this.steps, this.latest),
       this.goodput, this.note);
@@ -93,7 +101,12 @@ export class RunPanel {
       setShown(this.earlier, count > 0);
       setText(this.earlier, `${count.toLocaleString("en")} earlier events are in events.jsonl in the run's folder.`);
     });
+    this.once("machines", head.machines, (machines) => {
+      this.tabs.offer(NODES, machines.length > 0);
+      this.nodes.update(machines);
+    });
     this.stop.update();
+    this.resume.update();
   }
 
   once(part, value, draw) {

@@ -46,7 +46,7 @@ export class StopButton {
 
   update() {
     const { head } = this.store;
-    const over = !head || head.final || !head.stoppable;
+    const over = !head || head.final;
     if (head && head.notice) this.sent = false;
     const stopping = Boolean(head && (head.stopping || this.sent)) && !over;
     setShown(this.ask, !over && !this.asked && !stopping);

@@ -24,9 +24,17 @@ export class Tabs {
     });
   }
 
+  // Not every page has something to show.
+  offer(index, offered) {
+    setShown(this.tabs[index].tab, offered);
+    if (!offered && this.chosen === index) this.choose(0);
+  }
+
   key(event) {
-    const count = this.tabs.length;
-    const to = { ArrowRight: (this.chosen + 1) % count, ArrowLeft: (this.chosen + count - 1) % count, Home: 0, End: count - 1 }[event.key];
+    const there = this.tabs.flatMap(({ tab }, at) => (tab.hidden ? [] : [at]));
+    const at = there.indexOf(this.chosen);
+    const count = there.length;
+    const to = { ArrowRight: there[(at + 1) % count], ArrowLeft: there[(at + count - 1) % count], Home: there[0], End: there[count - 1] }[event.key];
     if (to === undefined) return;
     event.preventDefault();
     this.choose(to);
