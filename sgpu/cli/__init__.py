@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 import sgpu
-from sgpu.cli import checkpoints, doctor, plan, runs, start
+from sgpu.cli import cache, checkpoints, doctor, plan, runs, start
 from sgpu.cli.screen import Told
 
 app = typer.Typer(
@@ -23,6 +23,7 @@ app.command("cancel")(runs.cancel)
 app.command("resume")(runs.resume)
 app.command("cleanup")(runs.cleanup)
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(cache.app, name="cache")
 app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("agent")(start.agent)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import pathlib
 import subprocess
-import sys
 import weakref
 from dataclasses import asdict
 
-import sgpu
-from sgpu import settings
+from sgpu.data import child
 from sgpu.data.fetcher import PROGRESS
 from sgpu.data.source import Source
 from sgpu.data.walk import WalkPlan, walk
@@ -20,7 +16,6 @@ from sgpu.data.walk import WalkPlan, walk
 _WORTHWHILE_FILES = 64
 _PROBED_STEPS = 64
 _PROBED_FILES = 256
-_END_SECONDS = 5.0
 
 
 class Ahead:
@@ -28,24 +23,9 @@ class Ahead:
 
     def __init__(self, source: Source, plan: WalkPlan, version: int, epoch: int, cursor: int) -> None:
         self.source, self.plan = source, plan
-        above = str(pathlib.Path(sgpu.__file__).parent.parent)
-        environment = settings.inherited()
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (above, environment.get("PYTHONPATH"))))
-        hears, self._pipe = os.pipe()  # not Popen's: a fork closes its copy, and nothing may close that number again
-        _parents_only.add(self._pipe)
-        try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "sgpu.data.fetcher"], stdin=hears, stdout=subprocess.DEVNULL, env=environment
-            )
-        finally:
-            os.close(hears)
-        self._closer = weakref.finalize(self, _end, self._process, self._pipe, os.getpid())
-        told = {
-            "parent": os.getpid(), "source": source.description(), "plan": asdict(plan),
-            "start": [version, epoch, cursor],
-        }  # fmt: skip
-        with contextlib.suppress(BrokenPipeError):
-            os.write(self._pipe, json.dumps(told).encode() + b"\n")
+        told = {"source": source.description(), "plan": asdict(plan), "start": [version, epoch, cursor]}
+        self._process, self._pipe = child.start("sgpu.data.fetcher", told, stdout=subprocess.DEVNULL)
+        self._closer = weakref.finalize(self, child.end, self._process, self._pipe, os.getpid())
         os.set_blocking(self._pipe, False)
 
     @property
@@ -77,32 +57,6 @@ def worthwhile(source: Source, plan: WalkPlan, epoch: int, cursor: int) -> bool:
         if probed >= min(_PROBED_FILES, len(source)) or steps >= _PROBED_STEPS:
             return False
     return False
-
-
-_parents_only: set[int] = set()
-
-
-def _forget_pipes() -> None:
-    """A forked worker that kept a pipe open would keep the fetcher alive."""
-    for descriptor in _parents_only:
-        with contextlib.suppress(OSError):
-            os.close(descriptor)
-    _parents_only.clear()
-
-
-os.register_at_fork(after_in_child=_forget_pipes)
-
-
-def _end(process: subprocess.Popen[bytes], pipe: int, pid: int) -> None:
-    if os.getpid() != pid:
-        return
-    _parents_only.discard(pipe)
-    os.close(pipe)
-    try:
-        process.wait(_END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class Follower:

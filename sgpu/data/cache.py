@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import itertools
 import os
 import pathlib
 import random
 import shutil
 import stat
-import tempfile
 import time
 import warnings
-import weakref
 import zlib
-from collections import deque
 from collections.abc import Iterator
 
 from sgpu import runtime
-from sgpu.contract.errors import FetchError, VolumeError
+from sgpu.contract.errors import FetchError
 from sgpu.contract.failpoint import failpoint
-from sgpu.data import living
 from sgpu.data.counters import Counters
 from sgpu.data.listing import Listing
+from sgpu.data.private import PrivateCopies
 from sgpu.data.room import Room, is_disk_full
+from sgpu.data.sums import Sum, Sums, crc_of, crc_of_path, key_of, suspect_before_ns
 from sgpu.data.volumes.entry import Entry, Volume
 
 _STRIPES = 1024
@@ -32,7 +29,6 @@ _TRIES = 5
 _BACKOFF_SECONDS = 0.1
 _LONGEST_BACKOFF_SECONDS = 5.0
 _WAIT_SECONDS = 60.0
-_PRIVATE_KEPT = 4096
 _HARD_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
@@ -47,10 +43,11 @@ class Cache:
     def __init__(self, volume: Volume, listing: Listing, folder: pathlib.Path, room: Room, counters: Counters) -> None:
         self.volume, self.listing, self.folder = volume, listing, folder
         self.room, self.counters = room, counters
-        self.private_kept = _PRIVATE_KEPT
-        self._locks, self._parts = f"{room.state}/locks", f"{room.state}/parts"
+        self.private = PrivateCopies(folder.name, volume.url)
+        self._locks = f"{room.state}/locks"
         self._made: set[str] = set()
-        self._private: tuple[int, pathlib.Path, deque[str]] | None = None
+        self._sums, self._suspect_before_ns = Sums(room.state / "sums"), suspect_before_ns(room.state)
+        self._known: dict[int, Sum] | None = None
         self._warned = False
 
     def local(self, number: int) -> str:
@@ -67,7 +64,27 @@ class Cache:
         except (FileNotFoundError, NotADirectoryError):
             return False
         version = status.st_size, status.st_mtime_ns // 1000
-        return version == (int(self.listing.sizes[number]), int(self.listing.stamps[number]))
+        if version != (int(self.listing.sizes[number]), int(self.listing.stamps[number])):
+            return False
+        return status.st_ctime_ns >= self._suspect_before_ns or self._survived(path, number, status)
+
+    def _survived(self, path: str, number: int, status: os.stat_result) -> bool:
+        """Whether a file of an earlier boot of the machine still has the bytes that came; if not it goes."""
+        entry = self.listing.entry(number)
+        if self._known is None:
+            self._known = self._sums.load()
+        try:
+            if self._known.get(self._key(entry)) == Sum(entry.size_bytes, entry.stamp, crc_of_path(path)):
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # its ctime is of this boot now
+                return True
+            os.unlink(path)
+        except FileNotFoundError:
+            return False
+        self.room.removed(status.st_size)
+        return False
+
+    def _key(self, entry: Entry) -> int:
+        return key_of(self.folder.name, entry.path)
 
     def obtain(self, number: int) -> str:
         """A local path of the file, fetched now if need be. It stays while this process' data set lives.
@@ -85,9 +102,9 @@ class Cache:
                 self.counters.add(waits=1)
                 return path
             entry = self.listing.entry(number)
-            if self.room.reserve(entry.size_bytes):
+            if (part := self.room.reserve(entry.size_bytes)) is not None:
                 try:
-                    return self._bring(entry, path)
+                    return self._bring(entry, path, part)
                 except OSError as problem:
                     if not is_disk_full(problem):
                         raise
@@ -102,10 +119,11 @@ class Cache:
             if self._is_here(path, number):
                 return True
             entry = self.listing.entry(number)
-            if not self.room.reserve(entry.size_bytes, keep_free_bytes):
+            part = self.room.reserve(entry.size_bytes, keep_free_bytes)
+            if part is None:
                 return False
             try:
-                self._bring(entry, path)
+                self._bring(entry, path, part)
             except OSError as problem:
                 if not is_disk_full(problem):
                     raise
@@ -130,22 +148,19 @@ class Cache:
         finally:
             os.close(descriptor)
 
-    def _bring(self, entry: Entry, path: str) -> str:
+    def _bring(self, entry: Entry, path: str, part: str) -> str:
         """Fetches into the room that was reserved."""
-        part = f"{self._parts}/{living.new_name()}"
         try:
-            self._download(entry, part)
-            replaced = self._publish(part, path)
+            crc = self._download(entry, part)
+            self._sums.add(self._key(entry), Sum(entry.size_bytes, entry.stamp, crc))
+            self._publish(part, path, entry.size_bytes)
         except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
-            self.room.release(entry.size_bytes)
+            self.room.release(part, entry.size_bytes)
             raise
-        self.room.arrived(entry.size_bytes, replaced)
         return path
 
-    def _publish(self, part: str, path: str) -> int:
-        """Puts a whole file into its place. Returns the size of the old version that it replaced."""
+    def _publish(self, part: str, path: str, size: int) -> None:
+        """Puts a whole file into its place."""
         folder = os.path.dirname(path)
         replaced = 0
         if folder not in self._made:
@@ -156,37 +171,40 @@ class Cache:
             replaced += _remove_tree(path) if stat.S_ISDIR(status.st_mode) else status.st_size
         failpoint("data.publish")
         try:
-            os.replace(part, path)
+            self.room.arrive(part, path, size, replaced)
         except FileNotFoundError:  # somebody removed the folder
             _make_folder(folder, self.folder)
-            os.replace(part, path)
-        return replaced
+            self.room.arrive(part, path, size, replaced)
 
-    def _download(self, entry: Entry, part: str) -> None:
-        """Retries with full jitter; what cannot get better by waiting is not retried."""
-        for attempt in range(_TRIES):
+    def _download(self, entry: Entry, part: str) -> int:
+        """Retries with full jitter; what cannot get better by waiting is not retried. Returns the checksum."""
+        tries = 0
+        while True:
+            tries += 1
             try:
-                self._copy(entry, part)
+                crc = self._copy(entry, part)
             except OSError as problem:
                 if is_disk_full(problem):
                     raise
-                if attempt + 1 == _TRIES or isinstance(problem, _HARD_ERRORS):
-                    raise self._failed(entry, problem, attempt + 1) from problem
+                if tries == _TRIES or isinstance(problem, _HARD_ERRORS):
+                    raise self._failed(entry, problem, tries) from problem
                 self.counters.add(retries=1)
-                time.sleep(random.uniform(0, min(_LONGEST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 4**attempt)))
+                time.sleep(random.uniform(0, min(_LONGEST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 4 ** (tries - 1))))
             else:
                 self.counters.add(downloads=1, downloaded_bytes=entry.size_bytes)
-                return
+                return crc
 
-    def _copy(self, entry: Entry, part: str) -> None:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    def _copy(self, entry: Entry, part: str) -> int:
+        descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(descriptor, entry.size_bytes)  # the part counts in full from its first byte
+            os.ftruncate(descriptor, entry.size_bytes)
             failpoint("data.copy")
             self.volume.copy(entry, descriptor)
+            crc = crc_of(descriptor)
         finally:
             os.close(descriptor)
         os.utime(part, ns=(time.time_ns(), entry.stamp * 1000))
+        return crc
 
     def _failed(self, entry: Entry, problem: OSError, tries: int) -> FetchError:
         rank = runtime.rank()
@@ -206,18 +224,13 @@ class Cache:
         direct = self.volume.direct(entry.path)
         if direct is not None:
             return self._in_place(entry, direct)
-        folder, held = self._private_folder()
-        alone = folder / str(next(_serial))
-        path = alone / self.folder.name / entry.path  # labels are in the folders' names
-        path.parent.mkdir(mode=0o700, parents=True)
+        path = self.private.place(entry.path)
         try:
-            self._download(entry, str(path))
+            self._download(entry, path)
         except OSError as problem:
             raise self._failed(entry, problem, 1) from problem
-        held.append(str(alone))
-        while len(held) > self.private_kept:
-            shutil.rmtree(held.popleft(), ignore_errors=True)
-        return str(path)
+        self.private.keep(path)
+        return path
 
     def _in_place(self, entry: Entry, direct: str) -> str:
         try:
@@ -237,35 +250,6 @@ class Cache:
             "cache_limit_bytes, lower min_free_disk_bytes, or name a larger disk with cache_dir.",
             stacklevel=3,
         )
-
-    def _private_folder(self) -> tuple[pathlib.Path, deque[str]]:
-        if self._private is None or self._private[0] != os.getpid():
-            above = private_root()
-            above.mkdir(exist_ok=True, mode=0o700)
-            if above.is_symlink() or above.stat().st_uid != os.getuid():
-                raise VolumeError(f"{above} belongs to somebody else; remove it or set TMPDIR", url=self.volume.url)
-            living.sweep(above)
-            folder = above / living.new_name()
-            folder.mkdir(mode=0o700)
-            self._private = os.getpid(), folder, deque()
-            weakref.finalize(self, living.remove_own, folder, os.getpid())
-        return self._private[1], self._private[2]
-
-    def private_name(self, path: str) -> str | None:
-        """The path inside the volume of a private copy; None where the path is none."""
-        above = f"{private_root()}/"
-        if not path.startswith(above):
-            return None
-        _, _, _, name = path[len(above) :].split("/", 3)  # process, serial number, volume's folder, path
-        return name
-
-
-_serial = itertools.count()
-
-
-def private_root() -> pathlib.Path:
-    """Where copies live that found no room in the cache; each folder in it goes with its process."""
-    return pathlib.Path(tempfile.gettempdir()) / f"sgpu-private-{os.getuid()}"
 
 
 def _make_folder(folder: str, root: pathlib.Path) -> int:

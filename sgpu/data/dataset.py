@@ -10,10 +10,11 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from sgpu import runtime
+from sgpu import runtime, settings
 from sgpu.contract.errors import InputError, PositionError
 from sgpu.data.order import fold, order
 from sgpu.data.source import Source, options_of
+from sgpu.data.warming import Warming
 
 _BLOCK = 1024
 
@@ -104,6 +105,29 @@ class VolumeDataset(IterableDataset[Any]):
     def relative_path(self, local: str | os.PathLike[str]) -> str:
         """The path inside the volume of a path that this data set gave (labels are in the folders' names)."""
         return self.source.relative_path(local)
+
+    def prefetch(self, *, wait: bool = True, progress: bool = True) -> Warming:
+        """Brings all files into this node's cache, as far as there is room, in the order of the present epoch.
+
+        Args:
+            wait: until they are here; else a process of its own goes on beside the training, for as long as the handle
+                is kept.
+            progress: draws a bar on standard error.
+
+        Returns:
+            A handle with `progress`, `wait(timeout_seconds)` and `cancel()`. Ranks of a node share the work.
+
+        Raises:
+            FetchError: files could not be read; the others are here.
+        """
+        here = settings.worker_environment()
+        first = here.local_rank / here.local_world_size if here else 0.0
+        warming = Warming(
+            self.source, seed=self.seed, epoch=self.epoch, shuffle=self.shuffle, first=first, shown=progress
+        )
+        if wait:
+            warming.wait()
+        return warming
 
     # ---- what a loader's worker says
 

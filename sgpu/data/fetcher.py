@@ -7,10 +7,7 @@ finished. It ends when that input ends, when its parent dies, or on SIGTERM. It 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import json
 import os
-import signal
 import struct
 import sys
 from collections import deque
@@ -20,13 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sgpu.contract.errors import DataError
-from sgpu.data import living
+from sgpu.data import child
 from sgpu.data.source import Source
 from sgpu.data.walk import Stretch, WalkPlan, walk
 
 PROGRESS = struct.Struct("<qqq")  # version, epoch, cursor; shorter than PIPE_BUF, so a write is whole or not at all
-_PR_SET_PDEATHSIG = 1
-_NICENESS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,39 +101,10 @@ def _serve(source: Source, told: dict[str, Any]) -> None:
         fetcher.fill()
 
 
-def _die_with(parent: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere the end of input ends it
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
-def _read_line() -> bytes:
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        byte = os.read(sys.stdin.fileno(), 1)
-        if not byte:
-            os._exit(0)
-        line += byte
-    return bytes(line)
-
-
 def main() -> None:
-    told = json.loads(_read_line())
-    _die_with(told["parent"])
-    os.nice(_NICENESS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted cell is the loop's business
-    source = Source.from_description(told["source"])
-    signal.signal(signal.SIGTERM, lambda *_: _leave(source))
+    told, source = child.begin()
     _serve(source, told)
-    _leave(source)
-
-
-def _leave(source: Source) -> None:
-    """Ends at once: threads may hang in a mount. Parts of files go with this process."""
-    living.remove_own_named(source.cache.room.state / "parts")
-    living.remove_own_named(source.cache.room.state / "claims")
-    os._exit(0)
+    child.leave(source)
 
 
 if __name__ == "__main__":

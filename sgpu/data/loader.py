@@ -13,11 +13,11 @@ from sgpu import runtime
 from sgpu.contract.errors import DataError, InputError
 from sgpu.data import living, together
 from sgpu.data.blocks import Blocks
-from sgpu.data.cache import private_root
 from sgpu.data.choose import choose_pipeline
 from sgpu.data.draws import parts_of
 from sgpu.data.passing import Epoch, default_workers
 from sgpu.data.pipeline import Pipeline
+from sgpu.data.private import private_root
 from sgpu.data.running import Running, Workers
 from sgpu.data.sizes import ONE_BY_DEFAULT, Batching, sizes_of
 from sgpu.data.source import Source

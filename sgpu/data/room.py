@@ -80,41 +80,72 @@ class Room:
         lack = self.min_free_bytes + coming + size - disk.f_bavail * disk.f_frsize
         return lack if self.limit_bytes is None else max(lack, used + size - self.limit_bytes)
 
-    def reserve(self, size: int, keep_free_bytes: int = 0) -> bool:
+    def reserve(self, size: int, keep_free_bytes: int = 0) -> str | None:
         """Takes room for a file that is about to come, if need be by evicting others.
 
         Args:
             keep_free_bytes: refuse if this much would not stay free beside it.
 
         Returns:
-            False where there is no room and nothing may go.
+            The part file, of its full size already: who counts the disk anew must see what was promised. None where
+            there is no room and nothing may go.
         """
         wanted = size + keep_free_bytes
         if self.limit_bytes is not None and wanted > self.limit_bytes:
-            return False
+            return None
         with self._ledger() as ledger:
             used, coming = self._read(ledger)
             if self._lack(used, coming, wanted) > 0:
                 if self._known_full(used):
-                    return False
+                    return None
                 used, coming = self._make_room(wanted)
                 self._write(ledger, used, coming)
                 if self._lack(used, coming, wanted) > 0:
                     self._full = time.monotonic(), used
-                    return False
-            self._write(ledger, used + size, coming + size)
-        return True
+                    return None
+            part = self._new_part(size)
+            if part is not None:
+                self._write(ledger, used + size, coming + size)
+        return part
+
+    def _new_part(self, size: int) -> str | None:
+        part = f"{self.state}/parts/{living.new_name()}"
+        try:
+            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        except OSError as problem:
+            if is_disk_full(problem):
+                return None
+            raise
+        try:
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+        return part
 
     def _known_full(self, used: int) -> bool:
         return self._full is not None and used >= self._full[1] and time.monotonic() - self._full[0] < _FULL_SECONDS
 
-    def arrived(self, size: int, replaced: int = 0) -> None:
-        """A reserved file is in its place; `replaced` bytes of an old version went."""
-        self._change(-replaced, -size)
+    def recount(self) -> int:
+        """Makes the ledger what is on the disk; for who removed files otherwise. Returns the bytes in use."""
+        with self._ledger() as ledger:
+            used, coming, _ = self._count()
+            self._write(ledger, used, coming)
+        return used
 
-    def release(self, size: int) -> None:
+    def arrive(self, part: str, path: str, size: int, replaced: int = 0) -> None:
+        """Puts a reserved file into its place; `replaced` bytes of an old version go."""
+        with self._ledger() as ledger:
+            os.replace(part, path)
+            used, coming = self._read(ledger)
+            self._write(ledger, used - replaced, coming - size)
+
+    def release(self, part: str, size: int) -> None:
         """A reserved file did not come."""
-        self._change(-size, -size)
+        with self._ledger() as ledger:
+            used, coming = self._read(ledger)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            self._write(ledger, used - size, coming - size)
 
     def removed(self, size: int) -> None:
         self._change(-size, 0)
@@ -136,7 +167,7 @@ class Room:
     def _count(self) -> tuple[int, int, list[CachedFile]]:
         """Bytes in the cache, bytes of them still to be written, and the files: from the disk, not from memory."""
         listings = self._live_listings()
-        files = [file for volume in self._volumes() for file in _scan(volume, listings.get(volume.name, []))]
+        files = [file for volume in self.volumes() for file in _scan(volume, listings.get(volume.name, []))]
         used = coming = 0
         for part in (self.state / "parts").iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -145,7 +176,7 @@ class Room:
                 coming += max(0, status.st_size - status.st_blocks * 512)
         return used + sum(file.size_bytes for file in files), coming, files
 
-    def _volumes(self) -> list[pathlib.Path]:
+    def volumes(self) -> list[pathlib.Path]:
         return [path for path in self.root.iterdir() if path.name != STATE and path.is_dir()]
 
     # ---- who lives here
@@ -160,6 +191,10 @@ class Room:
         path = self.state / "claims" / living.new_name()
         atomic.write_json(path, {"volume": volume, "listing": str(listing.file)}, durable=False)
         weakref.finalize(owner, living.remove_own, path, os.getpid())
+
+    def claimed(self) -> set[str]:
+        """Volumes that a living process uses."""
+        return set(self._live_listings())
 
     def _live_listings(self) -> dict[str, list[Listing]]:
         found: dict[str, dict[str, Listing]] = {}

@@ -20,6 +20,7 @@ from sgpu.data import living
 from sgpu.data.cache import Cache
 from sgpu.data.counters import CacheCounts, Counters
 from sgpu.data.listing import Listing, difference, list_volume, shared_listing, write_listing
+from sgpu.data.private import private_name
 from sgpu.data.room import STATE, Room
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.opening import local_root, open_volume
@@ -194,7 +195,7 @@ class Source:
         for above in (str(self.cache.folder), self.volume.url):
             if path.startswith(above + "/"):
                 return path[len(above) + 1 :]
-        name = self.cache.private_name(path)
+        name = private_name(path)
         if name is None:
             raise InputError(f"{path} is no file of volume {self.volume.url}; expected a path that its data set gave")
         return name

@@ -20,8 +20,8 @@ import sgpu.data.cache
 from sgpu.contract import failpoint as failpoints
 from sgpu.contract.errors import FetchError, ListingChangedError
 from sgpu.data import DataLoader, VolumeDataset, VolumeFiles
-from sgpu.data.cache import private_root
 from sgpu.data.eviction import CachedFile, choose
+from sgpu.data.private import private_root
 from sgpu.data.room import STATE
 from tests.data.conftest import MakeVolume, being
 from tests.data.samples import Wrapped
@@ -311,7 +311,7 @@ def test_private_copies_around_the_cache_keep_their_names_and_go(make_volume: Ma
         assert pathlib.Path(path).read_bytes() == content(int(pathlib.Path(path).name))
     private = [path for path in paths if path.startswith(str(private_root()))]
     assert len(private) == 6
-    files.source.cache.private_kept = 2
+    files.source.cache.private.kept = 2
     files[7]
     assert sum(os.path.exists(path) for path in private) < 3
     del files

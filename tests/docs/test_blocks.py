@@ -58,6 +58,9 @@ def test_python_blocks_run(page: str, blocks: Any, tmp_path: pathlib.Path) -> No
     assert done.returncode == 0, f"{page}:\n{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
 
 
+GROUPS = ("cache", "checkpoints")
+
+
 def commands(block: Any) -> list[str]:
     return [line.removeprefix("$ ") for line in block.text.splitlines() if line.strip() and not line.startswith("#")]
 
@@ -81,7 +84,7 @@ def _problem(line: str) -> str:
     words = shlex.split(line)
     if words[0] != "sgpu":
         return "neither sgpu nor a set-up command; check it, or say before the fence why it is not run"
-    path = words[1:3] if words[1:2] == ["checkpoints"] else words[1:2]
+    path = words[1:3] if words[1] in GROUPS else words[1:2]
     told = CliRunner().invoke(app, [*path, "--help"])
     if told.exit_code != 0:
         return told.output
@@ -92,10 +95,10 @@ def _problem(line: str) -> str:
 def test_every_command_is_documented(blocks: Any) -> None:
     said = {line for b in blocks if b.page == "docs/command-line.md" and b.language in SHELL for line in commands(b)}
     words = [shlex.split(line)[1:] for line in said]
-    named = {" ".join(line[:2] if line[0] == "checkpoints" else line[:1]) for line in words}
+    named = {" ".join(line[:2] if line[0] in GROUPS else line[:1]) for line in words}
     click = get_command(app)
-    every = {name for name in click.commands if name != "checkpoints"}
-    every |= {f"checkpoints {name}" for name in click.commands["checkpoints"].commands}
+    every = {name for name in click.commands if name not in GROUPS}
+    every |= {f"{group} {name}" for group in GROUPS for name in click.commands[group].commands}
     assert named == every
 
 
