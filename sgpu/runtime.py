@@ -115,7 +115,7 @@ def section(name: str, limit_seconds: float | None = None) -> Iterator[None]:
     is told where the rank does hang there. Sections nest; without an agent they do nothing.
 
     Args:
-        name: "evaluation", "checkpoint", or one of your own, of 32 bytes at most.
+        name: "evaluation", "checkpoint", or one of your own, of 24 bytes at most.
         limit_seconds: how long it may take; None: as `RestartPolicy(section_seconds=...)` says, else as a checkpoint.
 
     Raises:

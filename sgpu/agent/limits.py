@@ -76,9 +76,10 @@ class StepTimes:
         self._classes: dict[int, float] = dict(classes or {})
         self.longest_seconds = longest_seconds
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, steps: int = 1) -> None:
+        """So many steps took about so long."""
         at = math.ceil(math.log(max(seconds, 1e-6), _GROWTH))
-        self._classes[at] = self._classes.get(at, 0.0) + 1
+        self._classes[at] = self._classes.get(at, 0.0) + steps
         self.longest_seconds = max(self.longest_seconds, seconds)
         if self.count > _MOST_COUNTED:
             self._classes = {at: count / 2 for at, count in self._classes.items() if count > 1}
@@ -141,10 +142,11 @@ class Learner:
         if not self._learns:
             return self._limits(self._policy.hang_seconds or 0.0, self._policy.hang_seconds or 0.0)
         for rank, beat in enumerate(beats):
-            seen = (beat.generation, beat.step)
-            if beat.state is WorkerState.TRAINING and beat.step_seconds > 0 and self._seen.get(rank) != seen:
-                self._seen[rank] = seen
-                self.times.add(beat.step_seconds)
+            generation, seen = self._seen.get(rank, (-1, 0))
+            steps = beat.timed_steps - (seen if generation == beat.generation else 0)
+            if beat.state is WorkerState.TRAINING and beat.step_seconds > 0 and steps > 0:
+                self._seen[rank] = beat.generation, beat.timed_steps
+                self.times.add(beat.step_seconds, steps)
                 self.times.longest_seconds = max(self.times.longest_seconds, beat.longest_step_seconds)
         if self._kept is None or now - self._kept > _KEEP_SECONDS:
             self._keep(now)

@@ -45,7 +45,7 @@ class Beat:
         section_limit_seconds: what the worker itself has said of its section; 0: nothing.
         section_name: of a section that the user's code has named.
         step_seconds: of the newest step, its wait for data counted and declared sections not; 0: not known.
-        longest_step_seconds: of those since this worker's start.
+        timed_steps: how many of those there were since this worker's start; longest_step_seconds: of them.
         work_seconds: of all steps since then: what was the rank's own, and not a wait for data or for other ranks.
     """
 
@@ -67,6 +67,7 @@ class Beat:
     section_name: str = ""
     step_seconds: float = 0.0
     longest_step_seconds: float = 0.0
+    timed_steps: int = 0
     work_seconds: float = 0.0
     ledger_closed: bool = False
 

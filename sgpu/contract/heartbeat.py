@@ -30,8 +30,8 @@ _REQUEST = struct.Struct("<IIqQ")  # code pad stop_step deadline_ns
 _REQUEST_AT = 88
 _LEDGER = struct.Struct("<IIQQ8d")  # category closed since_ns started_ns seconds[8]
 _LEDGER_AT = 112
-NAME_BYTES = 32  # of a section's name
-_MEASURED = struct.Struct(f"<ddd{NAME_BYTES}s")  # step_seconds longest_step_seconds work_seconds section_name
+NAME_BYTES = 24  # of a section's name
+_MEASURED = struct.Struct(f"<dddQ{NAME_BYTES}s")  # step_seconds longest work_seconds timed_steps section_name
 _MEASURED_AT = 200
 _SPINS = 20
 _READ_ATTEMPTS = 70
@@ -55,6 +55,7 @@ class Slot:
         )
         self._name = beat.section_name
         self._step_seconds, self._longest, self._work = beat.step_seconds, beat.longest_step_seconds, beat.work_seconds
+        self._timed = beat.timed_steps
 
     # ---- the worker's side
 
@@ -70,6 +71,7 @@ class Slot:
         self._generation, self._pid, self._state = generation, pid or os.getpid(), int(WorkerState.STARTING)
         self._step, self._section, self._since, self._limit, self._name = 0, int(Section.INIT), now, 0.0, ""
         self._step_seconds = self._longest = self._work = 0.0
+        self._timed = 0
         self._write(now)
 
     @property
@@ -86,7 +88,7 @@ class Slot:
     ) -> None:
         """A step was completed (or restored). What it took: see `Beat`."""
         self._step_seconds, self._longest = step_seconds, max(self._longest, step_seconds)
-        self._work += work_seconds
+        self._work, self._timed = self._work + work_seconds, self._timed + (step_seconds > 0)
         self._step, self._epoch, self._total, self._state = step, epoch, total_steps, int(WorkerState.TRAINING)
         self._high = max(self._high, step)
         self._write(time.monotonic_ns())
@@ -178,7 +180,7 @@ class Slot:
         ledger = _LEDGER.unpack_from(content, _LEDGER_AT)
         beat_ns, step, high, epoch, total, generation, pid, state, section, since, limit = progress
         category, closed, ledger_since, started, *seconds = ledger
-        step_seconds, longest, work, name = _MEASURED.unpack_from(content, _MEASURED_AT)
+        step_seconds, longest, work, timed, name = _MEASURED.unpack_from(content, _MEASURED_AT)
         return Beat(
             beat_ns=beat_ns,
             step=step,
@@ -198,6 +200,7 @@ class Slot:
             section_name=name.rstrip(b"\0").decode(errors="ignore"),
             step_seconds=step_seconds,
             longest_step_seconds=longest,
+            timed_steps=timed,
             work_seconds=work,
             ledger_closed=bool(closed),
         )
@@ -212,7 +215,8 @@ class Slot:
         )  # fmt: skip
         kept = self._ledger
         ledger = _LEDGER.pack(int(kept.category), kept.closed, kept.since_ns, kept.started_ns, *kept.seconds)
-        measured = _MEASURED.pack(self._step_seconds, self._longest, self._work, self._name.encode()[:NAME_BYTES])
+        name = self._name.encode()[:NAME_BYTES]
+        measured = _MEASURED.pack(self._step_seconds, self._longest, self._work, self._timed, name)
         # Whole copies, close together: pack_into blanks the fields first, and a writer that dies there leaves zeros.
         memory[at : at + _SEQUENCE.size] = _SEQUENCE.pack(sequence + 1)
         memory[at + _PROGRESS_AT : at + _PROGRESS_AT + _PROGRESS.size] = progress

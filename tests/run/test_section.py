@@ -87,7 +87,7 @@ def test_without_an_agent_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize(
     ("name", "limit"),
-    [("", None), ("x" * 33, None), ("é" * 17, None), (None, None), (7, None), ("step", None), ("init", 5), ("data", 5),
+    [("", None), ("x" * 25, None), ("é" * 13, None), (None, None), (7, None), ("step", None), ("init", 5), ("data", 5),
      ("user", None), ("export", 0), ("export", -1), ("export", float("inf")), ("export", float("nan")),
      ("export", "9")],
 )  # fmt: skip
