@@ -12,7 +12,7 @@ from typing import Any
 from sgpu import settings
 from sgpu.contract.errors import SgpuError
 from sgpu.contract.spec import Tracking
-from sgpu.metrics import store
+from sgpu.metrics import mlflow_http, names, store
 
 _BULK_PATH = "/api/2.0/mlflow/metrics/get-history-bulk-interval"
 _MOST_POINTS = 2500  # the server's own limit a call
@@ -111,6 +111,33 @@ def history(tracking_uri: str, run_id: str, key: str, *, most_points: int | None
     except errors as error:
         raise _unreadable(tracking_uri, run_id, error) from error
     return _thin(_by_step(points), most_points)
+
+
+def histories(tracking_uri: str, run_id: str, *, most_points: int) -> dict[str, list[MetricPoint]]:
+    """All metrics that are over optimizer steps and that workers wrote, each as `history` gives it.
+
+    A server is asked without mlflow, whose import takes seconds, unless it wants credentials that only mlflow knows.
+
+    Raises:
+        SgpuError: MLflow cannot be read; says why.
+    """
+    if tracking_uri.startswith(("http://", "https://")):
+        try:
+            keys = [str(raw["key"]) for raw in mlflow_http.latest(tracking_uri, run_id)]
+            found = mlflow_http.histories(tracking_uri, run_id, [key for key in keys if _charted(key)], most_points)
+            return {
+                key: _by_step(_point(raw.get("step", 0), raw["value"], raw["timestamp"]) for raw in points)
+                for key, points in found.items()
+            }
+        except SgpuError:
+            pass  # mlflow itself may know more of the server, and says what is wrong
+    charted = [key for key in latest(tracking_uri, run_id) if _charted(key)]
+    return {key: history(tracking_uri, run_id, key, most_points=most_points) for key in charted}
+
+
+def _charted(key: str) -> bool:
+    built_in = names.BUILT_IN.get(key.rpartition("/")[2] if key.startswith("rank") else key)
+    return not key.startswith("system/") and (built_in is None or built_in.writer == "worker")
 
 
 def _run(tracking_uri: str, run_id: str) -> Any:

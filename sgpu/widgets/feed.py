@@ -14,9 +14,10 @@ from sgpu.contract.status import Status, read_status
 from sgpu.widgets import ledger
 from sgpu.widgets.logs import Logs
 from sgpu.widgets.machines import machines
+from sgpu.widgets.past import Past
 from sgpu.widgets.sentences import failure_words
-from sgpu.widgets.series import Spools
 from sgpu.widgets.snapshot import Failure, Goodput, Snapshot, TrackingLink
+from sgpu.widgets.spools import Spools
 from sgpu.widgets.timeline import Timeline, tried
 from sgpu.widgets.words import plain, visible, whole
 
@@ -67,7 +68,7 @@ class Feed:
         self._clock = clock or SystemClock()
         self._spec = read_spec(run)
         self._timeline = Timeline(run)
-        self._spools = Spools(run, self._spec.world_size)
+        self._spools = Spools(run, self._spec.world_size, Past(run, clock=self._clock))
         self._logs = Logs(run, self._spec.world_size)
         self._heartbeat = ledger.HeartbeatReader(run.heartbeat)
         self._pace = Pace()

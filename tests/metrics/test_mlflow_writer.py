@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from sgpu.contract.errors import SgpuError
 from sgpu.contract.spec import read_spec
 from sgpu.metrics import facts, mlflow_reader, progress
 from sgpu.metrics.delivery import Delivery
@@ -88,6 +91,26 @@ def test_many_points_come_back_thinned(make_run: MakeRun, server: MlflowServer, 
     assert len(thinned) <= 110
     assert (thinned[0].step, thinned[-1].step) == (1, 3000)
     assert progress.read(run.dir).marks["loss"] == 3000
+    both = mlflow_reader.histories(run.uri, run.link.run_id, most_points=100)
+    assert set(both) == {"loss", "acc"}
+    assert both["loss"] == thinned
+    with pytest.raises(SgpuError, match="cannot read MLflow"):
+        mlflow_reader.histories(run.uri, "0" * 32, most_points=100)
+
+
+def test_a_server_is_read_without_mlflow(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
+    run = make_run(server.url, world_size=2)
+    run.generation(0, range(1, 11))
+    deliver(run, writer_of(run))
+    code = (
+        "import sys; from sgpu.metrics.mlflow_reader import histories\n"
+        f"found = histories({run.uri!r}, {run.link.run_id!r}, most_points=100)\n"
+        "print(sorted(found), [p.step for p in found['loss']], 'mlflow' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'loss'" in told
+    assert "'rank1/loss'" in told
+    assert told.strip().endswith("[1, 2, 3, 4, 5, 6, 7, 8, 9, 10] False")
 
 
 def test_opening_again_changes_nothing(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
