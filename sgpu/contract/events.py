@@ -30,6 +30,7 @@ KINDS: dict[str, str] = {
     "node_lost": "node, message",
     "diverged": "rank, step, epoch, batch, value of the loss, action ('stop', 'skip' or 'roll_back')",
     "straggler": "rank, step, data_seconds a step that it waits for data, ratio to the median of all ranks",
+    "bottleneck": "step, bottleneck ('compute', 'bandwidth', 'latency', 'decode', 'collate' or 'transfer'), message",
     "epoch_ended": "epoch",
     "preempted": "signal",
     "metrics_lost": "count, cause",

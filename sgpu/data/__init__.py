@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sgpu.data.formats.tars import TarSamples
     from sgpu.data.loader import DataLoader
     from sgpu.data.protocols import Checkpointable
+    from sgpu.data.report import LoaderReport
     from sgpu.data.source import FileInfo
     from sgpu.data.stats import LoaderStats
     from sgpu.data.together import gather_batches
@@ -36,6 +37,7 @@ _HOME = {
     "DataLoader": ("sgpu.data.loader", "DataLoader"),
     "FileInfo": ("sgpu.data.source", "FileInfo"),
     "Checkpointable": ("sgpu.data.protocols", "Checkpointable"),
+    "LoaderReport": ("sgpu.data.report", "LoaderReport"),
     "LoaderStats": ("sgpu.data.stats", "LoaderStats"),
     "gather_batches": ("sgpu.data.together", "gather_batches"),
     "ImageFiles": ("sgpu.data.formats.images", "ImageFiles"),
@@ -53,9 +55,10 @@ _HOME = {
 }
 
 __all__ = [
-    "AudioFiles", "Checkpointable", "DataLoader", "FileInfo", "ImageFiles", "JsonLines", "LoaderStats",
-    "SafetensorsFiles", "TableDataset", "TarSamples", "TextLines", "UCVolumeDataset", "UCVolumeReader",
-    "UCVolumeWriter", "VolumeDataset", "VolumeFiles", "VolumeReader", "VolumeWriter", "gather_batches",
+    "AudioFiles", "Checkpointable", "DataLoader", "FileInfo", "ImageFiles", "JsonLines", "LoaderReport",
+    "LoaderStats", "SafetensorsFiles", "TableDataset", "TarSamples", "TextLines", "UCVolumeDataset",
+    "UCVolumeReader", "UCVolumeWriter", "VolumeDataset", "VolumeFiles", "VolumeReader", "VolumeWriter",
+    "gather_batches",
 ]  # fmt: skip
 
 

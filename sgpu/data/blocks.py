@@ -25,6 +25,7 @@ from sgpu.data.pipeline import VERSION, Inner, check_dataset, check_kind, requir
 from sgpu.data.rest import Rest, dealt
 from sgpu.data.sizes import Batching
 from sgpu.data.streams import END, Envelope, Field, Kind, tell_epoch, undisturbed, whose
+from sgpu.data.work import Stopwatch
 
 _ENTRIES = (
     "epoch", "head", "start", "stride", "places", "ended", "next_worker", "seed", "shuffle", "files", "files_at_a_time",
@@ -169,7 +170,7 @@ class BlockStream(FreeStream):
             yield final
 
     def _next(self, samples: Iterator[tuple[tuple[int, int], Any]], worker: int) -> Envelope:
-        items: list[Any] = []
+        watch, items = Stopwatch(), list[Any]()
         place = (0, 0)
         try:
             with undisturbed():
@@ -178,8 +179,10 @@ class BlockStream(FreeStream):
                     items.append(found[1])
                 if not items or (self.batching.drop_last and len(items) < self.batching.step):
                     return Envelope(Kind.END, -1, worker, snapshot=pickle.dumps(place))
+                watch.samples_made()
                 data = self.batching.finish(items)
-                return Envelope(Kind.BATCH, 0, worker, len(items), data, pickle.dumps(place))
+                told = pickle.dumps(place)
+                return Envelope(Kind.BATCH, 0, worker, len(items), data, told, work=watch.work())
         except SgpuError as problem:
             return Envelope(Kind.ERROR, 0, worker, data=problem)
 

@@ -17,6 +17,7 @@ from sgpu.data.generators import seed_all
 from sgpu.data.order import mix, mixed
 from sgpu.data.sizes import Batching
 from sgpu.data.streams import END, Envelope, Field, Kind, tell_epoch, undisturbed, whose
+from sgpu.data.work import Stopwatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ class FreeStream(IterableDataset[Envelope]):
             self._base = epoch, pickle.dumps(self.dataset.state_dict())
 
     def _make(self, iterator: Iterator[Any], number: int, stem: int, worker: int, wanted: bool) -> Envelope:
-        items: list[Any] = []
+        watch, items = Stopwatch(), list[Any]()
         try:
             while len(items) < self.batching.step:
                 seed_all(mixed(stem, number * self.batching.step + len(items)))
@@ -139,8 +140,9 @@ class FreeStream(IterableDataset[Envelope]):
                 items.append(item)
             if not items or (self.batching.drop_last and len(items) < self.batching.step):
                 return Envelope(Kind.END, number, worker, snapshot=self._snapshot())
+            watch.samples_made()
             data = self.batching.finish(items) if wanted else None
-            return Envelope(Kind.BATCH, number, worker, len(items), data, self._snapshot())
+            return Envelope(Kind.BATCH, number, worker, len(items), data, self._snapshot(), work=watch.work())
         except SgpuError as problem:
             return Envelope(Kind.ERROR, number, worker, data=problem)
 

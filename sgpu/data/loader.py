@@ -18,6 +18,7 @@ from sgpu.data.draws import parts_of
 from sgpu.data.passing import Epoch, default_workers
 from sgpu.data.pipeline import Pipeline
 from sgpu.data.private import private_root
+from sgpu.data.report import LoaderReport
 from sgpu.data.running import Running, Workers
 from sgpu.data.sizes import ONE_BY_DEFAULT, Batching, sizes_of
 from sgpu.data.source import Source
@@ -120,7 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             pin_memory=pin_memory, pin_memory_device=pin_memory_device, timeout=timeout,
         ))  # fmt: skip
         self._stops_together = stop_together and self._pipeline.settles
-        self._meter = Meter()
+        self._meter = Meter(lambda: [source.counts() for source in self._sources()])
         self._pass = 0
 
     # ---- iteration
@@ -152,7 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if envelope is None:
             raise StopIteration
         self._running.handed()
-        self._meter.add(envelope.samples, time.perf_counter() - began)
+        self._meter.add(envelope.samples, time.perf_counter() - began, envelope.work)
         return envelope.data
 
     # ---- position
@@ -211,7 +212,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def stats(self) -> LoaderStats:
         """Counts since the loader was made."""
-        return self._meter.stats([source.counts() for source in self._sources()])
+        return self._meter.stats()
+
+    def report(self) -> LoaderReport:
+        """Where the loop's time goes: compute, the volume's bandwidth or latency, decoding, collating or transfer.
+
+        Printed, it is one sentence with what to do; of less than 20 batches or 5 seconds: that this is too little.
+        """
+        return self._meter.report(self.num_workers)
 
     def _sources(self) -> list[Source]:
         return [part for part in parts_of(self.dataset) if isinstance(part, Source)]

@@ -8,6 +8,7 @@ import os
 import pathlib
 import re
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from sgpu.data.private import private_name
 from sgpu.data.room import STATE, Room
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.opening import local_root, open_volume
+from sgpu.data.work import waiting_for_files
 
 _GATHERING_THREADS = 16
 
@@ -150,7 +152,11 @@ class Source:
         return FileInfo(entry.path, entry.size_bytes, entry.etag or f"{entry.stamp:x}-{entry.size_bytes:x}")
 
     def obtain(self, number: int) -> str:
-        return self.cache.obtain(number)
+        began = time.perf_counter()
+        try:
+            return self.cache.obtain(number)
+        finally:
+            waiting_for_files.add_since(began)
 
     def obtain_run(self, numbers: Sequence[int], gather: bool) -> Iterator[str]:
         """Local paths one after the other.
@@ -163,7 +169,7 @@ class Source:
             if gather and self._cold and not self.cache.has(number):
                 self._cold = False
                 self._gather(numbers[place + 1 :])
-            yield self.cache.obtain(number)
+            yield self.obtain(number)
 
     def _gather(self, numbers: Sequence[int]) -> None:
         if not numbers:

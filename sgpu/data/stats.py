@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sgpu.data.counters import CacheCounts
+from sgpu.data.report import LoaderReport, Measured, report_of
+from sgpu.data.work import Work
 
 _KEPT = 4096
+_WINDOW_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,21 +41,54 @@ class LoaderStats:
 
 
 class Meter:
-    """Adds up what `LoaderStats` tells."""
+    """Adds up what `LoaderStats` and `LoaderReport` tell."""
 
-    def __init__(self) -> None:
-        self.batches = self.samples = 0
+    def __init__(self, counts: Callable[[], list[CacheCounts]]) -> None:
+        self._counts = counts
+        self._began = self._waited = 0.0  # of what comes after the first batch, which waits for workers to start
+        self._work = Work()
+        self._looked: tuple[float, int] = (0.0, 0)
+        self._best_bytes_per_second = 0.0
+        self.batches = self.samples = self._first_bytes = 0
         self.last_seconds = self.total_seconds = 0.0
         self._recent: deque[float] = deque(maxlen=_KEPT)
 
-    def add(self, samples: int, seconds: float) -> None:
+    def add(self, samples: int, seconds: float, work: Work) -> None:
+        now = time.perf_counter()
+        if self.batches:
+            self._waited += seconds
+            self._work = self._work.plus(work)
+        else:
+            self._began, self._looked = now, (now, self._downloaded())
+            self._first_bytes = self._looked[1]
+        if now - self._looked[0] >= _WINDOW_SECONDS:
+            self._look(now)
         self.batches += 1
         self.samples += samples
         self.last_seconds = seconds
         self.total_seconds += seconds
         self._recent.append(seconds)
 
-    def stats(self, counts: list[CacheCounts]) -> LoaderStats:
+    def _downloaded(self) -> int:
+        return sum(count.downloaded_bytes for count in self._counts())
+
+    def _look(self, now: float) -> None:
+        """Another window has passed: was it the best?"""
+        then, before = self._looked
+        self._looked = now, self._downloaded()
+        self._best_bytes_per_second = max(self._best_bytes_per_second, (self._looked[1] - before) / (now - then))
+
+    def report(self, workers: int) -> LoaderReport:
+        seconds = time.perf_counter() - self._began if self.batches else 0.0
+        came = self._downloaded() - self._first_bytes if self.batches else 0
+        rate = came / seconds if seconds else 0.0
+        return report_of(Measured(
+            batches=self.batches, seconds=seconds, waited_seconds=self._waited, work=self._work, workers=workers,
+            bytes_per_second=rate, best_bytes_per_second=max(rate, self._best_bytes_per_second),
+        ))  # fmt: skip
+
+    def stats(self) -> LoaderStats:
+        counts = self._counts()
         recent = sorted(self._recent)
         downloads = sum(count.downloads for count in counts)
         return LoaderStats(

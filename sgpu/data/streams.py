@@ -18,6 +18,7 @@ from sgpu.data.generators import preserved
 from sgpu.data.order import mix, mixed_all, order
 from sgpu.data.position import DealtPlan, Plan, plan_of
 from sgpu.data.sizes import Batching
+from sgpu.data.work import Stopwatch, Work
 
 END = object()
 _PLANNED_AHEAD = 4096  # samples whose place in the order is worked out in one go
@@ -39,6 +40,7 @@ class Envelope(NamedTuple):
         data: what the loop gets, or an SgpuError.
         snapshot: a pickled state of the user's data set after the batch.
         last: of the epoch, where the sampler is the user's.
+        work: what it cost the worker.
     """
 
     kind: int
@@ -48,6 +50,7 @@ class Envelope(NamedTuple):
     data: Any = None
     snapshot: bytes | None = None
     last: bool = False
+    work: Work = Work()
 
 
 class Field(IntEnum):
@@ -157,12 +160,15 @@ class PlannedStream(IterableDataset[Envelope]):
                 return
 
     def _make(self, batch: Batch, draws: Draws, worker: int, epoch: int) -> Envelope:
+        watch = Stopwatch()
         try:
             if self.volume is None:
                 items = fetch_items(self.dataset, batch.numbers, batch.seeds, draws)
             else:
                 items = self._of_files(self.volume, batch, draws, epoch)
-            return Envelope(Kind.BATCH, batch.step, worker, len(items), self.batching.finish(items))
+            watch.samples_made()
+            data = self.batching.finish(items)
+            return Envelope(Kind.BATCH, batch.step, worker, len(items), data, work=watch.work())
         except SgpuError as problem:  # torch would rebuild it from its text alone and lose its facts
             return Envelope(Kind.ERROR, batch.step, worker, data=problem)
 
@@ -200,12 +206,16 @@ class SampledItems(Dataset[Envelope]):
     def __getitem__(self, token: Token) -> Envelope:
         if self._draws is None:
             self._draws = Draws(self.dataset)
+        watch = Stopwatch()
         with undisturbed():
             try:
                 places = np.arange(token.serial, token.serial + len(token.indices), dtype=np.int64)
                 items = fetch_items(self.dataset, token.indices, mixed_all(token.stem, places), self._draws)
+                watch.samples_made()
                 data = self.batching.finish(items)
-                return Envelope(Kind.BATCH, token.number, whose()[0], len(items), data, last=token.last)
+                return Envelope(
+                    Kind.BATCH, token.number, whose()[0], len(items), data, last=token.last, work=watch.work()
+                )
             except SgpuError as problem:
                 return Envelope(Kind.ERROR, token.number, whose()[0], data=problem)
 

@@ -9,6 +9,7 @@ import platform
 import socket
 import subprocess
 
+from sgpu.contract import records
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 from sgpu.contract.status import Status
@@ -56,6 +57,12 @@ def closing_tags(status: Status | None, goodput_seconds: dict[str, float]) -> di
     if status.failure and status.state != "SUCCEEDED":
         told["sgpu.failure"] = str(status.failure.get("message", ""))[:_TAG_CHARACTERS]
     return told
+
+
+def bottleneck(run: RunDir) -> dict[str, str]:
+    """What rank 0's loader said last of where the time goes."""
+    told = [record for record in records.read_all(run.events) if record.get("kind") == "bottleneck"]
+    return {"sgpu.bottleneck": str(told[-1].get("message", ""))} if told else {}
 
 
 def _user() -> str:

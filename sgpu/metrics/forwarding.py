@@ -148,7 +148,7 @@ class Forwarder:
         status, shown = self._outcome()
         if shown is None:
             return
-        tags = facts.closing_tags(status, self._report(status).seconds)
+        tags = facts.closing_tags(status, self._report(status).seconds) | facts.bottleneck(self._run)
         if status is None or not status.final:
             tags["sgpu.failure"] = "supervisor vanished: the process that kept the run alive is gone without a result"
         ended = status.ended if status is not None and status.ended is not None else self._clock.wall()

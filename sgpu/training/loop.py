@@ -76,7 +76,7 @@ class TrainLoop:
         self._course = Course(
             loader, self._position, self._progress, epochs=epochs, max_steps=max_steps, accumulate=accumulate
         )
-        self._meter = Meter(self._session)
+        self._meter = Meter(self._session, loader)
         self._meter.restoring()
         settle_buckets(model, *(extra or {}).values())
         self._agreement = Agreement()

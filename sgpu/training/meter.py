@@ -9,6 +9,7 @@ from sgpu import runtime
 from sgpu.contract.failpoint import failpoint
 from sgpu.contract.heartbeat import Category, Section
 from sgpu.metrics.recorder import Recorder
+from sgpu.training.bottleneck import BottleneckWatch
 from sgpu.training.session import Session
 
 _MEMORY = 0.9  # how much of the running mean of a step's time stays
@@ -17,8 +18,9 @@ _MEMORY = 0.9  # how much of the running mean of a step's time stays
 class Meter:
     """Follows the loop: `fetching`, `training`, `stepped` in turn, `saving` and `saved` around a checkpoint."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, loader: Any = None) -> None:
         self._session = session
+        self._bottleneck, self._step = BottleneckWatch(loader, session), 0
         self._slot = session.slot
         self._recorder = Recorder(session.run, rank=session.rank, generation=session.generation)
         self._values: dict[str, Any] = {}
@@ -61,6 +63,8 @@ class Meter:
         if self._session.rank == 0:
             values.update(self._values)
         self._recorder.log(step, values)
+        self._step = step
+        self._bottleneck.look(step)
         self._values.clear()
         self._fetch_seconds = 0.0
         if self._first:
@@ -93,4 +97,5 @@ class Meter:
         self._slot.account(Category.RESTORING)
 
     def close(self) -> None:
+        self._bottleneck.look(self._step, at_once=True)
         self._recorder.close()

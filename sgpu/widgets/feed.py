@@ -149,7 +149,7 @@ class Feed:
         if not beats:
             return None
         until_ns = ledger.last_sign_ns(beats) if over else int(self._clock.monotonic() * 1e9)
-        return ledger.goodput(beats, until_ns, self._spec.accelerator)
+        return ledger.goodput(beats, until_ns, self._spec.accelerator, told=self._timeline.bottleneck)
 
     def _failure(self, status: Status) -> Failure | None:
         facts = status.failure

@@ -20,6 +20,7 @@ _PARTS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 _DATA_IS_THE_BOTTLENECK = 0.1
 _ENOUGH_SECONDS = 5.0
+_ENOUGH_STEPS = 20
 
 
 class HeartbeatReader:
@@ -58,11 +59,12 @@ def last_sign_ns(beats: list[Beat]) -> int:
     return max(max(beat.beat_ns, beat.ledger_since_ns) for beat in beats)
 
 
-def goodput(beats: list[Beat], until_ns: int, accelerator: str) -> Goodput | None:
+def goodput(beats: list[Beat], until_ns: int, accelerator: str, told: str = "") -> Goodput | None:
     """Sums the ledgers of all ranks. None while no time has passed.
 
     Args:
         until_ns: monotonic nanoseconds up to which open intervals count.
+        told: what the loader says of its bottleneck, which beats what the shares alone say.
     """
     totals: dict[str, float] = {}
     for beat in beats:
@@ -83,13 +85,16 @@ def goodput(beats: list[Beat], until_ns: int, accelerator: str) -> Goodput | Non
         ranks=len(beats),
         parts=parts,
         sentence=f"{percent(share)} of {workers(len(beats), accelerator)} × {seconds(whole / len(beats))} productive",
-        advice=_advice(parts[1].share, whole / len(beats)),
+        advice=_advice(parts[1].share, whole / len(beats), max(beat.step for beat in beats), told),
     )
 
 
-def _advice(data_share: float, rank_seconds: float) -> str:
-    if data_share <= _DATA_IS_THE_BOTTLENECK or rank_seconds < _ENOUGH_SECONDS:
+def _advice(data_share: float, rank_seconds: float, steps: int, told: str) -> str:
+    """Nothing of a run that has hardly begun: its first batches wait for workers to start."""
+    if data_share <= _DATA_IS_THE_BOTTLENECK or rank_seconds < _ENOUGH_SECONDS or steps < _ENOUGH_STEPS:
         return ""
+    if told:
+        return told
     return (
         f"Waiting for data takes {percent(data_share)} of the time: the data pipeline is the bottleneck. Try more "
         "num_workers or a larger prefetch_factor in the DataLoader, lighter transforms, or a faster cache_dir."

@@ -205,6 +205,7 @@ _TELL: dict[str, Callable[[Record], str]] = {
     "node_lost": lambda record: plain(record.get("message")) or f"node {count(record.get('node'))} was lost",
     "diverged": _diverged,
     "straggler": _straggler,
+    "bottleneck": lambda record: plain(record.get("message")) or "where the time goes is not told",
     "epoch_ended": lambda record: f"epoch {count(record.get('epoch'))} ended",
     "preempted": _preempted,
     "metrics_lost": _metrics_lost,

@@ -34,6 +34,8 @@ class Timeline:
         }  # fmt: skip
         self.checkpoint_step: int | None = None
         self.restarts = 0
+        self.bottleneck = ""
+        """The newest sentence about where the time goes."""
 
     def refresh(self) -> None:
         try:
@@ -75,6 +77,8 @@ class Timeline:
         self._number += 1
         if kind == "checkpoint_committed" and whole(record.get("step")) is not None:
             self.checkpoint_step = max(self.checkpoint_step or 0, record["step"])
+        if kind == "bottleneck":
+            self.bottleneck = sentence(record)
         if kind == "restarting":
             self.restarts += 1
         self._mark(record)

@@ -125,7 +125,15 @@ def test_the_ledger_sums_to_all_and_names_a_slow_data_pipeline(run: Any, clock: 
     assert parts["data"].seconds == pytest.approx(20, abs=0.5)
     assert goodput.share == 0
     assert goodput.sentence == "0.0 % of 2 CPU workers × 10 s productive"
-    assert "the data pipeline is the bottleneck" in goodput.advice
+    assert goodput.advice == "", "nothing is said of the first steps, which wait for workers to start"
+    slots[0].beat(20, 0, -1)
+    later = Feed(run.dir, clock=clock).snapshot().goodput
+    assert later is not None
+    assert "the data pipeline is the bottleneck" in later.advice
+    run.event("bottleneck", step=20, bottleneck="latency", message="Latency-bound: many small files")
+    told = Feed(run.dir, clock=clock).snapshot().goodput
+    assert told is not None
+    assert told.advice == "Latency-bound: many small files"
 
 
 def test_an_ended_run_of_an_earlier_boot_counts_up_to_its_last_sign(run: Any, clock: Any) -> None:

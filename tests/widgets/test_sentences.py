@@ -66,6 +66,8 @@ TABLE: list[tuple[str, dict[str, Any], str, str]] = [
      "restarted from step 8 in 0.9 s; no step done again"),
     ("diverged", {"rank": 1, "step": 1200, "value": "nan", "action": "skip"}, "warning",
      "rank 1's loss in step 1,200 is nan: the batch is passed over"),
+    ("bottleneck", {"step": 9, "bottleneck": "latency", "message": "Latency-bound: files"}, "info",
+     "Latency-bound: files"),
     ("straggler", {"rank": 1, "step": 90, "data_seconds": 0.2, "ratio": 2.04}, "warning",
      "rank 1 holds the others up: it waits longer for data, 2.0 times as long as most"),
     ("epoch_ended", {"epoch": 2}, "info", "epoch 2 ended"),
