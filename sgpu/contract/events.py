@@ -29,7 +29,7 @@ KINDS: dict[str, str] = {
     "node_joined": "node, address, seconds since its agent was started",
     "node_lost": "node, message",
     "diverged": "rank, step, epoch, batch, value of the loss, action ('stop', 'skip' or 'roll_back')",
-    "straggler": "rank, step, data_seconds a step that it waits for data, ratio to the median of all ranks",
+    "straggler": "rank, step, section ('data' or 'compute'), seconds a step that it takes for it, ratio to the median",
     "bottleneck": "step, bottleneck ('compute', 'bandwidth', 'latency', 'decode', 'collate' or 'transfer'), message",
     "epoch_ended": "epoch",
     "preempted": "signal",

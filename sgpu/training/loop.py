@@ -78,6 +78,7 @@ class TrainLoop:
         )
         self._meter = Meter(self._session, loader)
         self._meter.restoring()
+        self._meter.follow(model, optimizer)
         settle_buckets(model, *(extra or {}).values())
         self._agreement = Agreement()
         self._divergence = Divergence(judged, self._agreement, self._progress, self._session)
@@ -137,7 +138,8 @@ class TrainLoop:
         Raises:
             DivergenceError: it is to end the run, or to take it back to the newest checkpoint.
         """
-        return self._divergence.check(loss)
+        with self._meter.own.waiting():
+            return self._divergence.check(loss)
 
     def save(self) -> None:
         """Asks for a checkpoint at the end of the present step. To be called on every rank alike."""
@@ -169,11 +171,7 @@ class TrainLoop:
             self._finish()
 
     def __len__(self) -> int:
-        """Batches of all epochs together.
-
-        Raises:
-            TypeError: the loader has no length.
-        """
+        """Batches of all epochs together. Raises TypeError where the loader has no length."""
         return len(self._loader) * self._epochs
 
     # ---- the loop

@@ -10,6 +10,7 @@ from sgpu.contract.failpoint import failpoint
 from sgpu.contract.heartbeat import Category, Section
 from sgpu.metrics.recorder import Recorder
 from sgpu.training.bottleneck import BottleneckWatch
+from sgpu.training.own_time import OwnTime
 from sgpu.training.session import Session
 
 _MEMORY = 0.9  # how much of the running mean of a step's time stays
@@ -19,7 +20,7 @@ class Meter:
     """Follows the loop: `fetching`, `training`, `stepped` in turn, `saving` and `saved` around a checkpoint."""
 
     def __init__(self, session: Session, loader: Any = None) -> None:
-        self._session = session
+        self._session, self.own = session, OwnTime()
         self._bottleneck, self._step = BottleneckWatch(loader, session), 0
         self._slot = session.slot
         self._recorder = Recorder(session.run, rank=session.rank, generation=session.generation)
@@ -30,8 +31,13 @@ class Meter:
         self._began: tuple[float, float] | None = None
         self.mean_step_seconds = 0.0
 
+    def follow(self, model: Any, optimizer: Any) -> None:
+        """From here on, this rank's own part of each step is measured, where the model allows it."""
+        self.own = OwnTime(model, optimizer)
+
     def fetching(self) -> None:
         """The loop waits for a batch."""
+        self.own.pause()
         self._at = time.perf_counter()
         if self._began is None:
             self._began = self._at, runtime.declared_seconds()
@@ -45,6 +51,7 @@ class Meter:
         self._at = now
         self._slot.enter(Section.FIRST_STEP if self._first else Section.STEP)
         self._slot.account(Category.RECOMPUTING if step <= self._slot.high_step else Category.PRODUCTIVE)
+        self.own.begin()
         failpoint("training.step", self._session.rank, step=step)
 
     def log(self, values: dict[str, Any]) -> None:
@@ -58,7 +65,10 @@ class Meter:
         seconds = time.perf_counter() - self._at
         self.mean_step_seconds = seconds if self._first else _MEMORY * self.mean_step_seconds + (1 - _MEMORY) * seconds
         again, first = step <= self._slot.high_step, self._first
-        self._slot.beat(step, epoch, -1 if total_steps is None else total_steps, step_seconds=self._whole_step())
+        self._slot.beat(
+            step, epoch, -1 if total_steps is None else total_steps, step_seconds=self._whole_step(),
+            work_seconds=self.own.take(),
+        )  # fmt: skip
         values = {"fetch_seconds": self._fetch_seconds, "step_seconds": seconds}
         if self._session.rank == 0:
             values.update(self._values)
@@ -98,4 +108,5 @@ class Meter:
 
     def close(self) -> None:
         self._bottleneck.look(self._step, at_once=True)
+        self.own.close()
         self._recorder.close()

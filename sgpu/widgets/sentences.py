@@ -179,7 +179,8 @@ def _diverged(record: Record) -> str:
 
 
 def _straggler(record: Record) -> str:
-    words = f"rank {count(record.get('rank'))} holds the others up: it waits longer for data"
+    does = "computes longer" if record.get("section") == "compute" else "waits longer for data"
+    words = f"rank {count(record.get('rank'))} holds the others up: it {does}"
     ratio = record.get("ratio")
     if isinstance(ratio, (int, float)):
         words += f", {ratio:.1f} times as long as most"

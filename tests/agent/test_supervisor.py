@@ -614,4 +614,5 @@ def test_a_rank_that_waits_for_data_window_after_window_is_named(bench: Callable
     assert status.state == "SUCCEEDED"
     (told,) = [event for event in read_all(one.run.events) if event["kind"] == "straggler"]
     assert (told["rank"], told["generation"], round(told["ratio"], 3)) == (1, 0, 5.0)
-    assert told["data_seconds"] == pytest.approx(0.1)
+    assert told["section"] == "data"
+    assert told["seconds"] == pytest.approx(0.1)
