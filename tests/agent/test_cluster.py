@@ -77,6 +77,9 @@ class Hands:
     def signal(self, name: str, number: int) -> None:
         self.calls.append(("signal", name, number))
 
+    def examine(self, name: str, into: pathlib.Path) -> None:
+        self.calls.append(("examine", name, into))
+
     def stopped(self, name: str) -> bool:
         return name in self.still
 
@@ -353,11 +356,13 @@ def test_signals_and_standing_still(cluster: Callable[..., Cluster]) -> None:
     (node,) = run.up()
     run.start()
     run.host.signal("rank2.g0", signal.SIGUSR2)
+    run.host.examine("rank3.g0", pathlib.Path("/shared/process"))
     node.hands.still.add("rank3.g0")
     run.until(lambda: len(node.starts()) == 2)
     node.clock.advance(1.0)
     run.until(lambda: run.host.stopped("rank3.g0"))
     assert ("signal", "rank2.g0", signal.SIGUSR2) in node.hands.calls
+    assert ("examine", "rank3.g0", pathlib.Path("/shared/process")) in node.hands.calls
     assert not run.host.stopped("rank2.g0")
 
 
