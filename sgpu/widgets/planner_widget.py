@@ -4,19 +4,36 @@ from __future__ import annotations
 
 import math
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from sgpu.contract.errors import InputError
 from sgpu.widgets import planner_text as words
 from sgpu.widgets.channel import ChannelWidget, script, style
 from sgpu.widgets.planner_knobs import SLIDERS, parse, tell
-from sgpu.widgets.planner_model import LIMITS, PRESETS, changed
+from sgpu.widgets.planner_model import LIMITS, PRESETS, PlannerState, PlannerView, changed
+from sgpu.widgets.planner_past import PastRuns
 from sgpu.widgets.words import is_number
 
-if TYPE_CHECKING:
-    from sgpu.widgets.planner import GoodputPlanner
-
 Message = dict[str, Any]
+
+
+class Planner(Protocol):
+    """What is drawn: its figures change with `set`, and `keep` ends the drawing."""
+
+    @property
+    def state(self) -> PlannerState: ...
+
+    @property
+    def view(self) -> PlannerView: ...
+
+    @property
+    def past(self) -> PastRuns: ...
+
+    def set(self, values: PlannerState) -> None:
+        """Moves sliders."""
+
+    def keep(self) -> None:
+        """Puts what stays in the place of the widget."""
 
 
 class PlannerWidget(ChannelWidget):
@@ -25,7 +42,7 @@ class PlannerWidget(ChannelWidget):
     _esm = script("planner")
     _css = style("planner")
 
-    def __init__(self, planner: GoodputPlanner) -> None:
+    def __init__(self, planner: Planner) -> None:
         self._planner = planner
         self._lock = threading.RLock()
         self._number = 0
@@ -71,12 +88,12 @@ class PlannerWidget(ChannelWidget):
             planner, measured = self._planner, self._planner.past.preset()
             for preset in (*PRESETS, *([measured] if measured else [])):
                 if preset.name == name:
-                    planner.set({"failures_a_gpu_year": preset.failures_a_gpu_year})
+                    planner.set(changed(planner.state, {"failures_a_gpu_year": preset.failures_a_gpu_year}))
             if name == "measured times":
                 planner.set(planner.past.times(planner.state))
 
 
-def message(planner: GoodputPlanner) -> Message:
+def message(planner: Planner) -> Message:
     """All that the browser shows, in words and points."""
     state, view, past = planner.state, planner.view, planner.past
     measured = past.preset()
