@@ -14,6 +14,7 @@ from sgpu import runtime, settings
 from sgpu.contract.errors import InputError, PositionError
 from sgpu.data.order import fold, order
 from sgpu.data.source import Source, options_of
+from sgpu.data.volumes.credentials import Provider
 from sgpu.data.warming import Warming
 
 _BLOCK = 1024
@@ -43,6 +44,8 @@ class VolumeDataset(IterableDataset[Any]):
         cache_dir: None: "cache" in SGPU_HOME. Relative paths are kept below it.
         cache_limit_bytes: of all that is in the cache folder; None: only the disk limits it.
         min_free_disk_bytes: the cache leaves so much of its disk free; None: the setting, or a tenth.
+        credentials: a function of a module (or its name), which gives fsspec's storage options; asked at the beginning
+            and whenever the store refuses. None: the usual means of each store, looked up anew then.
 
     Raises:
         VolumeError: the volume does not exist, is empty, or cannot be read.
@@ -59,8 +62,13 @@ class VolumeDataset(IterableDataset[Any]):
         cache_limit_bytes: int | None = None,
         min_free_disk_bytes: int | None = None,
         yield_metadata: bool = False,
+        credentials: Provider | str | None = None,
     ) -> None:
-        self._begin(Source(options_of(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes)), shuffle, seed)
+        self._begin(
+            Source(options_of(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes, credentials)),
+            shuffle,
+            seed,
+        )
         self.yield_metadata = yield_metadata
 
     def _begin(self, source: Source, shuffle: bool, seed: int) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from sgpu.data.source import Source, options_of
+from sgpu.data.volumes.credentials import Provider
 
 
 class VolumeFiles(Dataset[Any]):
@@ -25,8 +26,9 @@ class VolumeFiles(Dataset[Any]):
         cache_limit_bytes: int | None = None,
         min_free_disk_bytes: int | None = None,
         yield_metadata: bool = False,
+        credentials: Provider | str | None = None,
     ) -> None:
-        self.source = Source(options_of(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes))
+        self.source = Source(options_of(url, pattern, cache_dir, cache_limit_bytes, min_free_disk_bytes, credentials))
         self.yield_metadata = yield_metadata
         self.url, self.pattern = self.source.volume.url, pattern
 

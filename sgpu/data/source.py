@@ -23,6 +23,7 @@ from sgpu.data.counters import CacheCounts, Counters
 from sgpu.data.listing import Listing, difference, list_volume, shared_listing, write_listing
 from sgpu.data.private import private_name
 from sgpu.data.room import STATE, Room
+from sgpu.data.volumes.credentials import Provider, name_of
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.opening import local_root, open_volume
 from sgpu.data.work import waiting_for_files
@@ -40,6 +41,7 @@ class SourceOptions:
         cache_limit_bytes: None: no limit but that of the disk.
         min_free_disk_bytes: None: the setting, or a tenth of the disk.
         paths: exactly these files, all of which must be there; None: those that `pattern` names.
+        credentials: "module:function", see `UrlVolume`.
     """
 
     url: str
@@ -48,6 +50,7 @@ class SourceOptions:
     cache_limit_bytes: int | None = None
     min_free_disk_bytes: int | None = None
     paths: tuple[str, ...] | None = None
+    credentials: str | None = None
 
     def __post_init__(self) -> None:
         if self.paths is not None:
@@ -70,12 +73,13 @@ def options_of(
     cache_dir: str | os.PathLike[str] | None,
     cache_limit_bytes: int | None,
     min_free_disk_bytes: int | None,
+    credentials: Provider | str | None = None,
 ) -> SourceOptions:
     if not isinstance(url, str | os.PathLike):
         raise InputError(f'url must be a folder or a URL, as "/Volumes/main/default/cats"; found {url!r}')
     return SourceOptions(
         url=os.fspath(url), pattern=pattern, cache_dir=None if cache_dir is None else os.fspath(cache_dir),
-        cache_limit_bytes=cache_limit_bytes, min_free_disk_bytes=min_free_disk_bytes,
+        cache_limit_bytes=cache_limit_bytes, min_free_disk_bytes=min_free_disk_bytes, credentials=name_of(credentials),
     )  # fmt: skip
 
 
@@ -109,7 +113,7 @@ class Source:
     def _open(self, expected: tuple[str, str] | None, counted_in: pathlib.Path | None) -> None:
         options = self.options
         self._cold = True
-        self.volume = open_volume(options.url)
+        self.volume = open_volume(options.url, options.credentials)
         self.root = _cache_root(options.root, self.volume.url)
         least = options.min_free_disk_bytes
         room = Room(

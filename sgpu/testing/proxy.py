@@ -10,7 +10,10 @@ import time
 from types import TracebackType
 from typing import Literal
 
-Fault = Literal["reset", "unavailable", "cut", "flip", "hold"]
+Fault = Literal["reset", "unavailable", "cut", "flip", "hold", "cut_reply", "flip_reply", "stall_reply"]
+_OF_REPLIES: dict[str, Literal["cut", "flip", "stall"]] = {
+    "cut_reply": "cut", "flip_reply": "flip", "stall_reply": "stall",
+}  # fmt: skip
 _BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 _EXPIRED = b"""<?xml version="1.0" encoding="UTF-8"?>
 <Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"""
@@ -22,6 +25,7 @@ class FaultyProxy:
 
     "reset": closed with RST at once. "unavailable": answered with HTTP 503. "cut": reset after `after_bytes` of the
     request were passed on. "flip": one bit of the byte after so many is changed. "hold": nothing passes until
+    `release()`. "cut_reply", "flip_reply": the same to the answer; "stall_reply": it stops after so many bytes until
     `release()`.
 
     Attributes:
@@ -118,7 +122,8 @@ class FaultyProxy:
             with socket.create_connection(self._target) as server:
                 with self._lock:
                     self._open |= {link, server}
-                back = threading.Thread(target=self._pass, args=(server, link), daemon=True)
+                of_reply = _OF_REPLIES.get(fault or "")
+                back = threading.Thread(target=self._pass, args=(server, link, of_reply), daemon=True)
                 back.start()
                 server.sendall(first)
                 self._pass(link, server, fault)
@@ -144,7 +149,7 @@ class FaultyProxy:
         link.sendall(head.encode() + (b"" if asked.startswith(b"HEAD") else _EXPIRED))
         return None
 
-    def _pass(self, source: socket.socket, target: socket.socket, fault: Fault | None = None) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, fault: str | None = None) -> None:
         passed = 0
         with contextlib.suppress(OSError):
             while content := bytearray(source.recv(65536)):
@@ -154,6 +159,8 @@ class FaultyProxy:
                     content[self._after_bytes - passed] ^= 1
                 if self.bytes_per_second is not None:
                     time.sleep(len(content) / self.bytes_per_second)
+                if fault == "stall" and passed + len(content) > self._after_bytes:
+                    self._released.wait()
                 target.sendall(content)
                 passed += len(content)
                 if fault == "cut" and passed >= self._after_bytes:

@@ -12,8 +12,11 @@ from sgpu.data.volumes.entry import Volume
 from sgpu.data.volumes.folder import FolderVolume
 
 
-def open_volume(url: str | os.PathLike[str]) -> Volume:
+def open_volume(url: str | os.PathLike[str], credentials: str | None = None) -> Volume:
     """The volume at a path or URL.
+
+    Args:
+        credentials: for a URL: see `UrlVolume`.
 
     Raises:
         VolumeError: it does not exist, is no folder, or its scheme is unknown.
@@ -30,7 +33,7 @@ def open_volume(url: str | os.PathLike[str]) -> Volume:
         return FolderVolume(rest)
     # half of what a fetcher for a local folder would load
     remote: Any = importlib.import_module("sgpu.data.volumes.url")
-    opened: Volume = remote.UrlVolume(text)
+    opened: Volume = remote.UrlVolume(text, credentials)
     return opened
 
 
