@@ -9,6 +9,8 @@
 | SGPU_NODE_TIMEOUT_SECONDS | a node whose agent is silent for so long is lost; the agents of nodes likewise | 10 |
 | SGPU_HANG_FLOOR_SECONDS | no learned limit of a step is below it | 60 |
 | SGPU_PEER_BYTES_PER_SECOND | the most that a node sends when it copies checkpoints to its neighbour's memory | 1e9 |
+| SGPU_PREEMPT_SECONDS | how long a run that is to give its nodes back may take to save, where no notice tells | 30 |
+| SGPU_NOTICES | auto, off, aws, gcp, azure or file: where a node hears that it is to go, as `kind@address` | auto |
 | SGPU_HEALTH | act, warn or off: what agents do about a GPU or node that fails its health checks | act |
 | SGPU_HEALTH_RECORDED | a file with the figures of GPUs, read in place of the driver; for drills | none |
 | SGPU_FAILPOINT | faults to inject, `name[@rank][#nth]=action` | none |
@@ -30,7 +32,8 @@ from sgpu.contract.errors import InputError
 NAMES: tuple[str, ...] = (
     "SGPU_HOME", "SGPU_MIN_FREE_DISK_BYTES", "SGC_FSLAYER_MIN_FREE_DISK_BYTES", "SGPU_MAX_PAYLOAD_BYTES",
     "SGPU_ON_KERNEL_EXIT", "SGPU_NODE_TIMEOUT_SECONDS", "SGPU_HANG_FLOOR_SECONDS",
-    "SGPU_PEER_BYTES_PER_SECOND", "SGPU_HEALTH", "SGPU_HEALTH_RECORDED", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG",
+    "SGPU_PEER_BYTES_PER_SECOND", "SGPU_PREEMPT_SECONDS",
+    "SGPU_NOTICES", "SGPU_HEALTH", "SGPU_HEALTH_RECORDED", "SGPU_FAILPOINT", "SGPU_FAILPOINT_LOG",
     "SGPU_RUN_DIR", "SGPU_GENERATION", "SGPU_NODE", "SGPU_STORE", "SGPU_CHECKPOINT_HELPER",
     "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "TORCHELASTIC_RESTART_COUNT",
     "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME",
@@ -100,6 +103,29 @@ def hang_floor_seconds() -> float:
 
 def peer_bytes_per_second() -> float:
     return _number("SGPU_PEER_BYTES_PER_SECOND", 1e9, 1.0, "bytes")
+
+
+def preempt_seconds() -> float:
+    return _number("SGPU_PREEMPT_SECONDS", 30.0, 0.0, "seconds")
+
+
+def notices() -> tuple[str, str]:
+    """What tells that a node is to be given back, and where; "": in its usual place."""
+    text = os.environ.get("SGPU_NOTICES") or "auto"
+    kind, _, where = text.partition("@")
+    fits = {"file": where.startswith("/"), "auto": not where, "off": not where}
+    fits |= dict.fromkeys(("aws", "gcp", "azure"), not where or where.startswith("http"))
+    if not fits.get(kind, False):
+        raise InputError(
+            'environment variable SGPU_NOTICES must be "auto", "off", "aws", "gcp", "azure" (or as in '
+            f'"aws@http://host:port"), or "file@/absolute/path"; found {text!r}'
+        )
+    return kind, where
+
+
+def firmware_vendor() -> pathlib.Path:
+    """Where the kernel tells who made this (virtual) machine."""
+    return pathlib.Path("/sys/class/dmi/id/sys_vendor")
 
 
 def health() -> Literal["act", "warn", "off"]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from sgpu.agent import wire
 from sgpu.agent.nodes import Arrival, Departure, News, Nodes
+from sgpu.agent.notices import Notice
 from sgpu.agent.remote import Remote
 from sgpu.agent.starter import Starter
 from sgpu.agent.wire import Message
@@ -52,7 +53,7 @@ class ClusterHost:
         self._generation = 0
         self._exits: list[Exit] = []
         self._losses: list[HostLostError] = []
-        self._asked: str | None = None
+        self._asked: Notice | None = None
 
     # ---- as a WorkerHost
 
@@ -156,8 +157,8 @@ class ClusterHost:
 
     # ---- besides
 
-    def stop_reason(self) -> str | None:
-        """What another node was told from outside: "preempt", or None."""
+    def notice(self) -> Notice | None:
+        """What another node was told from outside."""
         return self._asked
 
     def _await(self, seconds: float) -> None:
@@ -273,7 +274,8 @@ class ClusterHost:
         elif operation == "unfit":
             self._leave_out(remote, message["message"])
         elif operation == "asked":
-            self._asked = message["reason"]
+            notice = Notice(cause=f"node {remote.node}: {message['cause']}", deadline=message["deadline"])
+            self._asked = self._asked or notice
 
     def _not_stopped(self) -> list[int]:
         return [k for k in self._others if self._nodes.present(k) and self._remotes[k].stopped < self._stops]

@@ -13,23 +13,24 @@ from sgpu.agent.forwarder import Forwarder
 from sgpu.agent.healthy_host import watched
 from sgpu.agent.network import agent_environment
 from sgpu.agent.nodes import Nodes
+from sgpu.agent.notices import Notice
 from sgpu.agent.starter import NodeStarter
 from sgpu.agent.supervisor import Supervisor
 from sgpu.agent.workers import WorkerHost
 from sgpu.agent.zygote_host import ZygoteHost
 from sgpu.contract import process
 from sgpu.contract.clock import SystemClock
+from sgpu.contract.exits import exit_code
 from sgpu.contract.heartbeat import Page, last_sign_ns
 from sgpu.contract.process import ProcessId
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 from sgpu.contract.status import Status, read_status
 
-_EXIT = {"SUCCEEDED": 0, "FAILED": 1, "CANCELLED": 2, "PREEMPTED": 75}
 _FORWARDER_SECONDS = 45.0
 CHECKPOINT_SECONDS = 60.0
 
-Asked = Callable[[], str | None]
+Asked = Callable[[], Notice | None]
 
 
 class StopReasons:
@@ -50,11 +51,19 @@ class StopReasons:
             return "cancel"
         if self._launcher is not None and not self._launcher.alive():
             return "cancel"
-        return next((reason for ask in self._asked if (reason := ask()) is not None), None)
+        return "preempt" if self.notice() is not None else None
+
+    def notice(self) -> Notice | None:
+        """Of the first node that has one."""
+        return next((notice for ask in self._asked if (notice := ask()) is not None), None)
 
 
 def control(run: RunDir, spec: RunSpec, *, address: str, gpus: str | None, asked: Asked) -> int:
-    """Supervises the run to its end; the exit status."""
+    """Supervises the run to its end; the exit status. A run that has ended for good is left as it is."""
+    before = read_status(run)
+    if before is not None and before.final and not exit_code(before).goes_on:
+        print(f"sgpu: run {run.id} is {before.state}; go on with it by: sgpu resume {run.id}", flush=True)
+        return exit_code(before)
     process.this_process().write(run.agent)
     environment = agent_environment(spec, address=address, gpus=gpus)
     forwarder = Forwarder(run, python=spec.python, environment=environment)
@@ -65,7 +74,7 @@ def control(run: RunDir, spec: RunSpec, *, address: str, gpus: str | None, asked
         raise
     finally:
         forwarder.finish(_FORWARDER_SECONDS, generation=0)
-    return _EXIT.get(status.state, 1)
+    return exit_code(status)
 
 
 def _supervise(
@@ -97,15 +106,16 @@ def _supervise(
             count = spec.nodes - 1 + spec.spares
             nodes = Nodes(address, count, clock=clock, timeout_seconds=settings.node_timeout_seconds())
             host = cluster = ClusterHost(run, spec, local=local, nodes=nodes, page=page, clock=clock, starter=starter)
-            reasons.append(cluster.stop_reason)
+            reasons.append(cluster.notice)
             nodes.publish(run)
         stack.callback(host.close)
         host.open()
         helper.open()
         forwarder.keep_running()
+        reason = StopReasons(run, spec, resumed=bool(generations), asked=reasons)
         return Supervisor(
-            run, spec, host=host, page=page, clock=clock, address=address,
-            stop_reason=StopReasons(run, spec, resumed=bool(generations), asked=reasons),
+            run, spec, host=host, page=page, clock=clock, address=address, stop_reason=reason, notice=reason.notice,
+            preempt_seconds=settings.preempt_seconds(),
             first_generation=generations[-1] + 1 if generations else 0,
         ).supervise()  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from sgpu.contract.outcome import Outcome
 
-Kind = Literal["exception", "exit", "signal", "hang", "infrastructure"]
+Kind = Literal["exception", "exit", "signal", "hang", "infrastructure", "timeout"]
 
 
 @dataclass(frozen=True, kw_only=True)

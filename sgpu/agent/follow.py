@@ -13,6 +13,7 @@ from sgpu.agent.follower import Follower, Place, find_controller
 from sgpu.agent.healthy_host import watched
 from sgpu.agent.link import LinkLostError
 from sgpu.agent.network import agent_environment
+from sgpu.agent.notices import Notice
 from sgpu.agent.zygote_host import ZygoteHost
 from sgpu.contract import process
 from sgpu.contract.clock import SystemClock
@@ -22,7 +23,7 @@ from sgpu.contract.spec import RunSpec
 
 
 def follow(
-    run: RunDir, spec: RunSpec, node: int, *, address: str, gpus: str | None, asked: Callable[[], str | None]
+    run: RunDir, spec: RunSpec, node: int, *, address: str, gpus: str | None, asked: Callable[[], Notice | None]
 ) -> int:
     """Serves the run's controller until the run ends or the controller is lost; the exit status."""
     clock, folder = SystemClock(), run.node(node)

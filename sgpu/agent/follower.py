@@ -10,9 +10,11 @@ from dataclasses import asdict, dataclass
 from sgpu.agent import wire
 from sgpu.agent.link import Link, LinkLostError, join
 from sgpu.agent.nodes import read_controller
+from sgpu.agent.notices import Notice
 from sgpu.agent.wire import Message
 from sgpu.agent.workers import LocalHost, NodeUnfitError, ZygoteLostError, worker_name
 from sgpu.contract.clock import Clock
+from sgpu.contract.exits import exit_code
 from sgpu.contract.heartbeat import Page, Request
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import read_status
@@ -34,7 +36,7 @@ class Follower:
 
     Args:
         place: None: a spare, which waits to be given one, and is set up for it by `take`.
-        asked: whether this node was told to go: "preempt", or None.
+        asked: whether this node was told to go.
     """
 
     def __init__(
@@ -45,7 +47,7 @@ class Follower:
         link: Link,
         host: LocalHost,
         clock: Clock,
-        asked: Callable[[], str | None],
+        asked: Callable[[], Notice | None],
     ) -> None:
         self._place, self._take = place, take
         self._link, self._host, self._clock = link, host, clock
@@ -72,10 +74,10 @@ class Follower:
             except ZygoteLostError as error:
                 self._tell_lost(error)
         self._look_at_workers()
-        reason = self._asked()
-        if reason is not None and not self._told_asked:
+        notice = self._asked()
+        if notice is not None and not self._told_asked:
             self._told_asked = True
-            self._link.send({"op": "asked", "reason": reason})
+            self._link.send({"op": "asked", **asdict(notice)})
         if self._link.beat_due():
             self._link.send(self._beat())
 
@@ -161,12 +163,13 @@ def find_controller(
     Raises:
         LinkLostError: none was found within `patience_seconds`.
     """
+    came = clock.wall()
     deadline = clock.monotonic() + patience_seconds
     reason = f"there is no {run.controller}"
     while clock.monotonic() < deadline:
         status = read_status(run)
-        if status is not None and status.final:
-            return None
+        if status is not None and status.final and (status.updated > came or not exit_code(status).goes_on):
+            return None  # else it is an earlier life's, and a controller is about to go on with the run
         controller = read_controller(run)
         if controller is not None:
             try:

@@ -64,7 +64,7 @@ class Generation:
     @property
     def settled(self) -> bool:
         """Whether the root cause is known: something that is no mere effect, or nothing else came in time."""
-        if not self.failures or any(not failure.collateral for failure in self.failures):
+        if not self.failures or any(not _may_follow(failure) for failure in self.failures):
             return bool(self.failures)
         return self._clock.monotonic() - self.first_failure_at > _COLLATERAL_WAIT_SECONDS
 
@@ -80,3 +80,8 @@ class Generation:
     def gone_or_lingering(self) -> bool:
         """Whether nobody has to be waited for any more, once all are finished."""
         return not self.running or self._clock.monotonic() - max(self.finished.values()) > _LINGER_SECONDS
+
+
+def _may_follow(failure: Failure) -> bool:
+    """Whether something else may be the cause: a scheduler that wants the node back may signal workers too."""
+    return failure.collateral or (failure.kind == "signal" and failure.cause.startswith(("SIGTERM", "SIGUSR1")))

@@ -40,8 +40,9 @@ def ask(page: Page, reason: str, *, world_size: int, now: float, started_at: flo
     trains = all(beat.state is WorkerState.TRAINING for beat in beats)
     deadline = now + (grace if trains else 0.0)
     stop_step = _agreed_stop(beats, now - started_at)
+    told_ns = int(deadline * 1e9) if reason == "preempt" else 0  # else the node stays, and finishes what was staged
     for rank in range(world_size):
-        page.slot(rank).request(Request.SAVE_AND_STOP, stop_step=stop_step, deadline_ns=int(deadline * 1e9))
+        page.slot(rank).request(Request.SAVE_AND_STOP, stop_step=stop_step, deadline_ns=told_ns)
     return Stopping(state=STATES[reason], deadline=deadline)
 
 

@@ -11,7 +11,9 @@ from sgpu.agent.failure import Failure
 from sgpu.agent.generation import Generation
 from sgpu.agent.hangs import Hangs
 from sgpu.agent.network import ReservedPort, worker_environment
+from sgpu.agent.notices import Notice
 from sgpu.agent.policy import Decision, Past, decide
+from sgpu.agent.preemption import grace_seconds
 from sgpu.agent.recovery import Recovery
 from sgpu.agent.report import Commits, Report
 from sgpu.agent.stopping import Stopping
@@ -35,7 +37,7 @@ class Supervisor:
         page: of all ranks, wherever they are.
         address: of this node, where workers find each other.
         first_generation: above 0 where a run that had ended is resumed.
-        stop_reason: asked each turn; "cancel", "preempt" (with `preempt_seconds` of grace) or None.
+        stop_reason: asked each turn; "cancel", "preempt" (by `notice`, or with `preempt_seconds` of grace) or None.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class Supervisor:
         page: Page,
         clock: Clock,
         stop_reason: Callable[[], str | None],
+        notice: Callable[[], Notice | None] = lambda: None,
         address: str = "127.0.0.1",
         first_generation: int = 0,
         preempt_seconds: float = 30.0,
     ) -> None:
         self._run, self._spec, self._host, self._page, self._clock = run, spec, host, page, clock
-        self._stop_reason, self._preempt_seconds, self._address = stop_reason, preempt_seconds, address
+        self._stop_reason, self._notice_of, self._address = stop_reason, notice, address
+        self._preempt_seconds = preempt_seconds
         self._generation = Generation(run, first_generation, spec.world_size, clock)
         self._history: list[Past] = []
         self._stopping: Stopping | None = None
@@ -81,10 +85,10 @@ class Supervisor:
             if self._stopping is not None:
                 self._finish_stopping(self._stopping)
             elif self._out_of_time():
-                self._fail(
-                    self._lost(f"the run did not end within timeout_seconds={self._spec.timeout_seconds:g}"),
-                    Decision(action="stop", reason="the run's own time limit"),
-                )
+                late = self._lost(f"the run did not end within timeout_seconds={self._spec.timeout_seconds:g}")
+                self._fail(replace(late, kind="timeout"), Decision(action="stop", reason="the run's own time limit"))
+            elif self._generation.failures and self._stop_reason() == "preempt":
+                self._ask_to_stop("preempt")  # that may be what ended the worker, and nothing is begun anew here
             elif self._generation.settled:
                 self._recover(self._generation.root_cause)
             elif self._generation.all_finished and self._generation.gone_or_lingering:
@@ -251,18 +255,17 @@ class Supervisor:
     # ---- being asked to end
 
     def _answer_requests(self) -> None:
-        reason = self._stop_reason()
-        if reason is not None:
+        if (reason := self._stop_reason()) is not None:
             self._ask_to_stop(reason)
 
     def _ask_to_stop(self, reason: str) -> None:
-        generation = self._generation
+        generation, notice = self._generation, self._notice_of()
         self._stopping = stopping.ask(
             self._page, reason, world_size=generation.world_size, now=self._clock.monotonic(),
-            started_at=generation.started_at, preempt_seconds=self._preempt_seconds,
+            started_at=generation.started_at, preempt_seconds=grace_seconds(notice, self._preempt_seconds),
         )  # fmt: skip
         if reason == "preempt":
-            emit(self._run, "preempted", generation=self._generation.number, signal="SIGTERM")
+            emit(self._run, "preempted", generation=generation.number, signal=notice.cause if notice else "SIGTERM")
 
     def _finish_stopping(self, asked: Stopping) -> None:
         generation = self._generation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pathlib
+import signal
 import time
 
 import typer
@@ -9,8 +11,10 @@ import typer
 from sgpu import run as run_module
 from sgpu import settings
 from sgpu.cli import screen
+from sgpu.contract import process
 from sgpu.contract.errors import InputError, SgpuError
-from sgpu.contract.rundir import runs_folder
+from sgpu.contract.exits import exit_code
+from sgpu.contract.rundir import RunDir, runs_folder
 from sgpu.run import Run
 
 ID = typer.Argument(help="A run's id, the start or end of it where that is enough, or its folder.")
@@ -91,7 +95,7 @@ def cancel(run_id: str = ID) -> None:
 def resume(
     run_id: str = ID,
     step: int | None = typer.Option(None, "--step", min=0, help="Of the checkpoint; an older one begins a new run."),
-    wait: bool = typer.Option(False, "--wait", help="Come back when it has ended; exit status 1 if not SUCCEEDED."),
+    wait: bool = typer.Option(False, "--wait", help="Come back when it has ended, with the exit status of its agent."),
 ) -> None:
     """Goes on with a run that ended without success, from its newest valid checkpoint or a chosen one."""
     former = Run.open(run_id)
@@ -100,10 +104,18 @@ def resume(
     typer.echo(f"run {run.id} {went}; `sgpu logs {run.id}` shows what it prints")
     if not wait:
         return
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, lambda told, _frame: _pass_on(run, told))
     state = run.wait()
     typer.echo(f"run {run.id}: {state} at step {run.status.step}")
-    if state != "SUCCEEDED":
-        raise typer.Exit(1)
+    raise typer.Exit(exit_code(run.status))
+
+
+def _pass_on(run: Run, number: int) -> None:
+    """A scheduler that wants the machine back tells this command, and the run's agent has to know."""
+    agent = process.read_process(RunDir(pathlib.Path(run.path)).agent)
+    if agent is not None:
+        agent.signal(number)
 
 
 def cleanup() -> None:

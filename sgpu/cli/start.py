@@ -19,8 +19,9 @@ def agent(
 ) -> None:
     """Supervises a run on this node to its end: what a scheduler starts, once a node.
 
-    Exit status: 0 succeeded, 1 failed, 2 cancelled or refused, 75 preempted (start it again); of the other nodes: 0 the
-    run has ended, 1 the first one was lost.
+    Exit status: 0 succeeded, 1 failed, 2 cancelled or refused, 3 would fail again, 69 the machines failed, 75 was told
+    to go and has saved; of the other nodes: 0 the run has ended, 1 the first one was lost. Started again after 69 or
+    75, the same command goes on.
     """
     run = RunDir(run_dir.absolute())
     for needed in (run.spec, run.payload):

@@ -51,6 +51,11 @@ class Cadence:
         self._overhead_seconds = 0.5 * self._overhead_seconds + 0.5 * blocked_seconds
         self._save_seconds = max(save_seconds, 0.5 * self._save_seconds)
 
+    @property
+    def save_seconds(self) -> float:
+        """What a checkpoint takes until it is durable, by those so far; 0: there was none."""
+        return self._save_seconds
+
     def wanted_seconds(self) -> float:
         """The interval in seconds that the policy or the measurements ask for."""
         if self._policy.every_seconds is not None:

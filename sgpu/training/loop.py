@@ -230,11 +230,10 @@ class TrainLoop:
         step = self._progress.step
         self._saver.poll()
         asked, self._save_asked = self._save_asked, False
-        stop = self._asked_to_stop(step)
-        if asked or stop or self._saver.due():
+        if self._asked_to_stop(step):
+            raise self._saver.last_words(self._stop, self._agreement)
+        if asked or self._saver.due():
             self._saver.save()
-        if stop:
-            raise Preempted(f"stopped after step {step}, with a checkpoint of it")
 
     def _asked_to_stop(self, step: int) -> bool:
         if self._session.supervised:

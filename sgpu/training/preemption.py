@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from types import FrameType
 
+from sgpu.contract.exits import ExitCode
 from sgpu.contract.heartbeat import Request, Slot
 
 
-class Preempted(BaseException):
-    """Raised out of the loop once its state is saved. No Exception: a user's `except Exception` must not stop it."""
+class Preempted(SystemExit):
+    """Raised out of the loop once its state is saved. No Exception: a user's `except Exception` must not stop it.
+
+    A script that it ends has the exit status by which schedulers know that the work is to be gone on with.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(int(ExitCode.PREEMPTED))
+        self.message = message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -57,6 +69,13 @@ class StopRequest:
             return False
         asked = self._slot.requested()
         return asked.what is Request.SAVE_AND_STOP and step >= asked.stop_step
+
+    def seconds_left(self) -> float | None:
+        """Until this machine is gone; None: nobody said so."""
+        asked = self._slot.requested() if self._slot is not None else None
+        if asked is None or asked.what is not Request.SAVE_AND_STOP or not asked.deadline_ns:
+            return None
+        return (asked.deadline_ns - time.monotonic_ns()) / 1e9
 
     def close(self) -> None:
         if self in _live:

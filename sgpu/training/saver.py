@@ -13,6 +13,7 @@ from sgpu.training.agreement import Agreement
 from sgpu.training.cadence import Cadence
 from sgpu.training.meter import Meter
 from sgpu.training.position import Position
+from sgpu.training.preemption import Preempted, StopRequest
 from sgpu.training.progress import Progress
 from sgpu.training.session import Session
 
@@ -103,6 +104,19 @@ class Saver:
         self._checkpointer.save(step, metadata={"epoch": self._progress.epoch, "batch": self._progress.batch})
         self._saved_step = step
         self._cadence.saved(step)
+
+    def last_words(self, stop: StopRequest, agreement: Agreement) -> Preempted:
+        """The rank is to stop after the present step, which is saved if that can be done in time."""
+        step, needed = self._progress.step, self._cadence.save_seconds
+        left = stop.seconds_left()
+        # All ranks are asked alike; one that has no time left speaks for all.
+        if left is None or not agreement.any(needed > left):
+            self.save()
+            return Preempted(f"stopped after step {step}, with a checkpoint of it")
+        told = f"no checkpoint of step {step}: one takes {needed:.1f} s, and {max(0.0, left):.1f} s are left"
+        if self._session.rank == 0:
+            self._session.emit("warning", message=f"{told}; what was staged before is finished")
+        return Preempted(f"stopped after step {step}; {told}")
 
     def poll(self) -> None:
         """Tells of background saves that have ended."""

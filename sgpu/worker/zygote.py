@@ -42,6 +42,10 @@ _WARM = (
 )
 
 
+# A scheduler that wants the node back may signal every process of the run: what saves must live on.
+_LEFT_TO_THE_AGENT = (signal.SIGTERM, signal.SIGUSR1)
+
+
 def threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
@@ -132,6 +136,8 @@ def _in_child(
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for number in _LEFT_TO_THE_AGENT if child is _worker else ():
+            signal.signal(number, signal.SIG_DFL)
         _take_log(pathlib.Path(command["log"]), keep=store_write)
         if child is _store:
             _store(store_write, command["address"])
@@ -217,6 +223,8 @@ def _store(port_to: int, address: str) -> None:
 def main() -> None:
     parent = os.getppid()
     die_with_parent(parent)
+    for number in _LEFT_TO_THE_AGENT:
+        signal.signal(number, signal.SIG_IGN)
     Zygote(int(sys.argv[1]), int(sys.argv[2])).serve()
 
 

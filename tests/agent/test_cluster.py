@@ -18,6 +18,7 @@ from sgpu.agent.control import open_page
 from sgpu.agent.follower import Follower, Place, find_controller
 from sgpu.agent.link import LinkLostError
 from sgpu.agent.nodes import Nodes, read_controller
+from sgpu.agent.notices import Notice
 from sgpu.agent.workers import Exit, NodeLostError, NodeUnfitError, ZygoteLostError
 from sgpu.contract.heartbeat import Category, Page, Request
 from sgpu.contract.policies import RestartPolicy
@@ -103,7 +104,7 @@ class Node:
     def __init__(self, cluster: Cluster, number: int) -> None:
         self.number, self.clock, self.hands = number, FakeClock(), Hands()
         self.clock.advance(1000.0 * number)  # its machine was started at another time
-        self.asked: str | None = None
+        self.asked: Notice | None = None
         cluster.everybody.append(self)
         self.spec, self.run = cluster.spec, cluster.run
         self.place = self._take(number) if number < cluster.spec.nodes else None
@@ -651,9 +652,10 @@ def test_the_newest_agent_of_a_node_is_the_one(cluster: Callable[..., Cluster]) 
 def test_a_node_that_is_to_be_given_back_stops_the_run(cluster: Callable[..., Cluster]) -> None:
     run = cluster(2)
     (node,) = run.up()
-    assert run.host.stop_reason() is None
-    node.asked = "preempt"
-    run.until(lambda: run.host.stop_reason() == "preempt")
+    assert run.host.notice() is None
+    node.asked = Notice(cause="SIGTERM", deadline=5.0)
+    run.until(run.host.notice)
+    assert run.host.notice() == Notice(cause="node 1: SIGTERM", deadline=5.0)
 
 
 def test_the_end_waits_for_the_nodes(cluster: Callable[..., Cluster]) -> None:

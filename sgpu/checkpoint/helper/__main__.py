@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import signal
 import socket
 import sys
 import threading
@@ -250,6 +251,8 @@ def main() -> None:
     parser.add_argument("--peers", type=pathlib.Path, help="private folder of the run, the same on all nodes")
     asked = parser.parse_args()
     os.nice(NICENESS)
+    for number in (signal.SIGTERM, signal.SIGUSR1):  # to the whole run, from a scheduler: what is in hand is finished
+        signal.signal(number, signal.SIG_IGN)
     if asked.link is not None:
         _serve_one(asked.link)
     else:
