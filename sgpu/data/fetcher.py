@@ -12,35 +12,49 @@ import struct
 import sys
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sgpu.contract.errors import DataError
 from sgpu.data import child
+from sgpu.data.flight import Flight
+from sgpu.data.lanes import Lanes
 from sgpu.data.source import Source
 from sgpu.data.walk import Stretch, WalkPlan, walk
 
 PROGRESS = struct.Struct("<qqq")  # version, epoch, cursor; shorter than PIPE_BUF, so a write is whole or not at all
 
+_LEAST, _MOST = 8, 256  # downloads at a time
+_MEMORY_BYTES = 512 << 20
+_PIECE_BYTES = 32 << 20  # of a large file, in memory at a time
+
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """How far ahead of the loop to be, and how many files to have on their way."""
+    """How far ahead of the loop to be, and how many files to have on their way.
+
+    Attributes:
+        flight: the number of files on their way: where it begins, and its bounds.
+    """
 
     files: int
     size_bytes: int
-    threads: int
+    flight: Flight
 
 
 def bounds(source: Source, batch: int) -> Bounds:
-    """Latency is hidden by files on their way, up to bandwidth x latency; large files need few."""
+    """Latency is hidden by files on their way, up to bandwidth x latency; large files need few, and take memory."""
     mean = max(1, source.listing.total_bytes // len(source))
     limit = source.options.cache_limit_bytes
     return Bounds(
         files=max(512, 8 * batch),
         size_bytes=min(2 << 30, limit if limit is not None else 2 << 30),
-        threads=max(8, min(64, (4 << 20) // mean)),
+        flight=Flight(
+            limit=max(_LEAST, min(64, (4 << 20) // mean)),
+            least=_LEAST,
+            most=max(_LEAST, min(_MOST, _MEMORY_BYTES // min(mean, _PIECE_BYTES))),
+        ),
     )
 
 
@@ -49,7 +63,7 @@ class Fetcher:
 
     def __init__(self, source: Source, plan: WalkPlan, limits: Bounds, version: int, epoch: int, cursor: int) -> None:
         self.source, self.plan, self.limits = source, plan, limits
-        self._pool = ThreadPoolExecutor(limits.threads)
+        self.lanes = Lanes(limits.flight)
         self._jump(version, epoch, cursor)
 
     def _jump(self, version: int, epoch: int, cursor: int) -> None:
@@ -77,14 +91,16 @@ class Fetcher:
             self._files += len(stretch.numbers)
             self._bytes += size
             for number in stretch.numbers.tolist():
-                self._pool.submit(self._bring, number, self.version)
+                self.lanes.submit(partial(self._bring, number, self.version))
 
-    def _bring(self, number: int, version: int) -> None:
-        if version != self.version:
-            return
+    def _bring(self, number: int, version: int) -> int:
+        """Returns the bytes that came."""
+        if version != self.version or self.source.cache.has(number):
+            return 0
         # a worker that needs the file meets the same error, and tells the loop
         with contextlib.suppress(DataError, OSError):
-            self.source.cache.prefetch(number)
+            return int(self.source.listing.sizes[number]) if self.source.cache.prefetch(number) else 0
+        return 0
 
 
 def _serve(source: Source, told: dict[str, Any]) -> None:

@@ -12,10 +12,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import islice
+from functools import partial
 from typing import IO, Any
 
 import numpy as np
@@ -23,12 +22,12 @@ import numpy as np
 from sgpu.contract.errors import DataError, FetchError
 from sgpu.data import child
 from sgpu.data.fetcher import bounds
+from sgpu.data.lanes import Lanes
 from sgpu.data.order import Indices
 from sgpu.data.order import order as order_of
 from sgpu.data.source import Source
 
 _TOLD_EVERY_SECONDS = 0.2
-_AT_ONCE = 1024  # futures that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,19 +72,26 @@ def bring_all(source: Source, numbers: Indices, tell: Callable[[Progress], None]
     """Brings files in this order, many at a time, and tells of it about five times a second, and at the end."""
     began, last = time.monotonic(), 0.0
     now = Progress(files=len(source), size_bytes=source.listing.total_bytes)
-    left: Iterator[int] = iter(numbers.tolist())
-    with ThreadPoolExecutor(bounds(source, 1).threads) as pool:
-        while some := list(islice(left, _AT_ONCE)):
-            for future in as_completed([pool.submit(_bring, source, number) for number in some]):
-                size, room, problem = future.result()
-                now = Progress(
-                    files=now.files, size_bytes=now.size_bytes, done=now.done + 1, done_bytes=now.done_bytes + size,
-                    without_room=now.without_room + (not room), failed=now.failed + bool(problem),
-                    problem=now.problem or problem, seconds=time.monotonic() - began,
-                )  # fmt: skip
-                if now.seconds - last >= _TOLD_EVERY_SECONDS:
-                    last = now.seconds
-                    tell(now)
+    lock = threading.Lock()
+
+    def bring(number: int) -> int:
+        nonlocal now, last
+        size, room, problem = _bring(source, number)
+        with lock:
+            now = Progress(
+                files=now.files, size_bytes=now.size_bytes, done=now.done + 1, done_bytes=now.done_bytes + size,
+                without_room=now.without_room + (not room), failed=now.failed + bool(problem),
+                problem=now.problem or problem, seconds=time.monotonic() - began,
+            )  # fmt: skip
+            if now.seconds - last >= _TOLD_EVERY_SECONDS:
+                last = now.seconds
+                tell(now)
+        return size
+
+    lanes = Lanes(bounds(source, 1).flight)
+    for number in numbers.tolist():
+        lanes.submit(partial(bring, number))
+    lanes.drain()
     tell(now)
     return now
 

@@ -17,10 +17,13 @@ import pytest
 
 from sgpu.data import DataLoader, VolumeDataset, VolumeFiles
 from sgpu.data.fetcher import Bounds, Fetcher, bounds
+from sgpu.data.flight import Flight
 from sgpu.data.source import Source, SourceOptions
 from sgpu.data.walk import WalkPlan, walk
 from tests.data.conftest import MakeVolume, being
 from tests.data.samples import Numbers, Wrapped
+
+EIGHT = Flight(limit=8, least=8, most=8)
 
 
 def eventually(true: Callable[[], Any], seconds: float = 30.0) -> None:
@@ -86,7 +89,7 @@ def test_files_come_ahead_of_the_loop_and_over_the_edge_of_the_epoch(
 def test_it_stays_within_its_bounds_and_moves_with_the_loop(make_volume: MakeVolume) -> None:
     root = make_volume(200)
     source = Source(SourceOptions(url=str(root)))
-    fetcher = Fetcher(source, plan(200, shuffle=False), Bounds(files=40, size_bytes=2**30, threads=8), 0, 0, 0)
+    fetcher = Fetcher(source, plan(200, shuffle=False), Bounds(files=40, size_bytes=2**30, flight=EIGHT), 0, 0, 0)
 
     def here() -> list[int]:
         return [number for number in range(200) if source.cache.has(number)]
@@ -99,7 +102,7 @@ def test_it_stays_within_its_bounds_and_moves_with_the_loop(make_volume: MakeVol
     fetcher.told(1, 0, 180)
     fetcher.fill()
     eventually(lambda: here() == [*range(60), *range(180, 200)])
-    narrow = Fetcher(source, plan(200, shuffle=False), Bounds(files=400, size_bytes=1000, threads=8), 0, 0, 100)
+    narrow = Fetcher(source, plan(200, shuffle=False), Bounds(files=400, size_bytes=1000, flight=EIGHT), 0, 0, 100)
     narrow.fill()
     eventually(lambda: {100, 111} <= set(here()))
     assert not {112, 120} & set(here())
@@ -108,7 +111,8 @@ def test_it_stays_within_its_bounds_and_moves_with_the_loop(make_volume: MakeVol
 def test_bounds_follow_the_size_of_the_files(make_volume: MakeVolume) -> None:
     small = Source(SourceOptions(url=str(make_volume(4, size_bytes=100, name="small")), cache_limit_bytes=300))
     large = Source(SourceOptions(url=str(make_volume(2, size_bytes=4_000_000, name="large"))))
-    assert (bounds(small, 16).threads, bounds(large, 16).threads) == (64, 8)
+    found = [(limits.flight.limit, limits.flight.most) for limits in (bounds(small, 16), bounds(large, 16))]
+    assert found == [(64, 256), (8, 134)]
     assert bounds(small, 16).size_bytes == 300
     assert bounds(small, 1000).files == 8000
 
