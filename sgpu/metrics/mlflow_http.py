@@ -8,8 +8,8 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from sgpu.contract.errors import SgpuError
@@ -17,7 +17,7 @@ from sgpu.contract.errors import SgpuError
 _RUN = "/api/2.0/mlflow/runs/get"
 _BULK = "/api/2.0/mlflow/metrics/get-history-bulk-interval"
 _AT_ONCE = 4
-_TIMEOUT_SECONDS = 5.0
+_TIMEOUT_SECONDS = 20.0
 Raw = Mapping[str, Any]  # a metric as MLflow's REST interface gives it: key, value, step, timestamp
 
 
@@ -31,8 +31,8 @@ def latest(tracking_uri: str, run_id: str) -> list[Raw]:
     return list(data.get("metrics", []))
 
 
-def histories(tracking_uri: str, run_id: str, keys: list[str], most_points: int) -> dict[str, list[Raw]]:
-    """Each metric over steps, thinned by the server; several are asked for at once.
+def histories(tracking_uri: str, run_id: str, keys: list[str], most_points: int) -> Iterator[tuple[str, list[Raw]]]:
+    """Each metric over steps, thinned by the server, as they come; several are asked for at once.
 
     Raises:
         SgpuError: as `latest`.
@@ -43,7 +43,12 @@ def histories(tracking_uri: str, run_id: str, keys: list[str], most_points: int)
         return list(_ask(tracking_uri, _BULK, asked).get("metrics", []))
 
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sgpu-mlflow") as pool:
-        return dict(zip(keys, pool.map(one, keys), strict=True))
+        asked = {pool.submit(one, key): key for key in keys}
+        try:
+            for answer in as_completed(asked):
+                yield asked[answer], answer.result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _ask(tracking_uri: str, path: str, asked: Mapping[str, str]) -> Any:

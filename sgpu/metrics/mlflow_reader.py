@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,8 +113,8 @@ def history(tracking_uri: str, run_id: str, key: str, *, most_points: int | None
     return _thin(_by_step(points), most_points)
 
 
-def histories(tracking_uri: str, run_id: str, *, most_points: int) -> dict[str, list[MetricPoint]]:
-    """All metrics that are over optimizer steps and that workers wrote, each as `history` gives it.
+def histories(tracking_uri: str, run_id: str, *, most_points: int) -> Iterator[tuple[str, list[MetricPoint]]]:
+    """All metrics that are over optimizer steps and that workers wrote, each as `history` gives it, as they come.
 
     A server is asked without mlflow, whose import takes seconds, unless it wants credentials that only mlflow knows.
 
@@ -123,16 +123,16 @@ def histories(tracking_uri: str, run_id: str, *, most_points: int) -> dict[str, 
     """
     if tracking_uri.startswith(("http://", "https://")):
         try:
-            keys = [str(raw["key"]) for raw in mlflow_http.latest(tracking_uri, run_id)]
-            found = mlflow_http.histories(tracking_uri, run_id, [key for key in keys if _charted(key)], most_points)
-            return {
-                key: _by_step(_point(raw.get("step", 0), raw["value"], raw["timestamp"]) for raw in points)
-                for key, points in found.items()
-            }
+            last = mlflow_http.latest(tracking_uri, run_id)
         except SgpuError:
             pass  # mlflow itself may know more of the server, and says what is wrong
-    charted = [key for key in latest(tracking_uri, run_id) if _charted(key)]
-    return {key: history(tracking_uri, run_id, key, most_points=most_points) for key in charted}
+        else:
+            keys = [key for key in (str(raw["key"]) for raw in last) if _charted(key)]
+            for key, points in mlflow_http.histories(tracking_uri, run_id, keys, most_points):
+                yield key, _by_step(_point(raw.get("step", 0), raw["value"], raw["timestamp"]) for raw in points)
+            return
+    for key in filter(_charted, latest(tracking_uri, run_id)):
+        yield key, history(tracking_uri, run_id, key, most_points=most_points)
 
 
 def _charted(key: str) -> bool:

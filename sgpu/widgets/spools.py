@@ -1,43 +1,45 @@
-"""Metrics of a run, read from the spools as they grow; of a long run from their ends, and the rest from MLflow."""
+"""Metrics of a run, read from the spools as they grow."""
 
 from __future__ import annotations
 
 import itertools
 import math
+import pathlib
 from collections import deque
 
 from sgpu.contract import records
 from sgpu.contract.rundir import RunDir
 from sgpu.metrics.mlflow_reader import MetricPoint
-from sgpu.widgets.past import CUT_STEPS, LONG_BYTES, TAIL_BYTES, Past, first_step, tail_offset
+from sgpu.widgets import preview
+from sgpu.widgets.past import Past
 from sgpu.widgets.series import Buffer
 from sgpu.widgets.snapshot import Series
 from sgpu.widgets.words import count, is_number, whole
 
 MAX_SERIES = 500
+CUT_STEPS = 1000  # a spool that begins later was cut at its front, or its run began at a checkpoint
 _LINES_A_REFRESH = 10_000  # of all ranks together; a second or so of a slow machine
 
 
 class Spools:
     """Every rank's metrics. `refresh` reads what was appended since the last time.
 
+    Of a long spool a preview is shown until all of it is read.
+
     Args:
-        past: what a run measured before the ends of its spools; asked for where the spools are long, or were cut.
+        past: what a run measured before its spools begin; asked for where they were cut.
     """
 
     def __init__(self, run: RunDir, world_size: int, past: Past | None = None) -> None:
         self._run = run
         self._world_size = world_size
         self._past = past
-        self._began = False
-        self._missing = False  # whether the beginning is still to come from elsewhere
-        self._from_past: int | None = None
-        self._begin([0] * world_size)
-
-    def _begin(self, offsets: list[int]) -> None:
-        self._offsets = offsets
-        self._sizes = [0] * self._world_size
-        self._generations = [0] * self._world_size
+        self._past_from: int | None = None
+        self._opened = False
+        self._preview: Spools | None = None
+        self._offsets = [0] * world_size
+        self._sizes = [0] * world_size
+        self._generations = [0] * world_size
         self._buffers: dict[str, Buffer] = {}
         self._left_out: set[str] = set()
         self.pace: deque[tuple[float, int]] = deque(maxlen=64)  # (time, step) of rank 0's newest lines
@@ -45,64 +47,69 @@ class Spools:
         self.caught_up = True
 
     def refresh(self) -> None:
-        if not self._began:
-            self._open()
         self.caught_up = True
+        if not self._opened and self._open():
+            self.caught_up = False  # the preview is shown before anything else is read
+            return
         left = _LINES_A_REFRESH
         for rank in range(self._world_size):
             left -= self._read(rank, left)
-        if self._missing and self.caught_up:
-            self._take_past()
+        if self.caught_up:
+            self._preview = None
+        if self._past is not None and not self._past.over:
+            self._take_past(self._past)
 
-    def _open(self) -> None:
-        """Begins at the ends of long spools, if the rest can come from elsewhere."""
-        paths = [self._run.spool(rank) for rank in range(self._world_size)]
-        if not any(path.exists() for path in paths):
-            return
-        self._began = True
-        if self._past is None:
-            return
-        ends = [tail_offset(path, LONG_BYTES, TAIL_BYTES) for path in paths]
-        if (any(ends) or first_step(paths[0]) > CUT_STEPS) and self._past.ask():
-            self._missing = True
-            self._begin(ends)
+    def _open(self) -> bool:
+        """Whether the spools are so long that a preview is made of them."""
+        sizes = {rank: _size(self._run.spool(rank)) for rank in range(self._world_size)}
+        if not any(sizes.values()):
+            return False
+        self._opened = True
+        first = next(iter(records.read_from(self._run.spool(0))), None)
+        if self._past is not None and first is not None and (whole(first.record.get("step")) or 0) > CUT_STEPS:
+            self._past.ask()
+        if sum(sizes.values()) < preview.LONG_BYTES:
+            return False
+        self._preview = Spools(self._run, self._world_size)
+        filled = {rank: size for rank, size in sizes.items() if size}
+        for rank, size in filled.items():
+            for record in preview.lines(self._run.spool(rank), size, len(filled)):
+                self._preview._take(rank, record)
+        return True
 
-    def _take_past(self) -> None:
-        assert self._past is not None  # or nothing would be missing
-        found = self._past.take()
-        if found is None:
-            self.caught_up = False
-            return
-        self._missing = False
-        if not found and any(self._offsets):
-            self._begin([0] * self._world_size)  # MLflow has nothing to tell: all of the spools then
-            self.caught_up = False
-            return
-        for name, points in found.items():
+    def _take_past(self, past: Past) -> None:
+        for name, points in past.take():
             rank, _, own = name.partition("/")
             number = rank.removeprefix("rank") if own and rank.startswith("rank") else ""
-            buffer = self._buffer(name, int(number) if number.isdecimal() else 0)
-            if buffer is not None and buffer.put_before([(point.step, point.value) for point in points]):
-                self._noted(points[0])
+            earlier = [(point.step, point.value) for point in points]
+            for spools in (self, self._preview):
+                buffer = spools._buffer(name, int(number) if number.isdecimal() else 0) if spools else None
+                if buffer is not None and buffer.put_before(earlier):
+                    self._noted(points[0])
+        self.caught_up = self.caught_up and past.over
 
     def _noted(self, point: MetricPoint) -> None:
         if self.first is None or point.time_seconds < self.first[0]:
-            self._from_past = self._from_past or (self.first[1] if self.first else point.step)
+            self._past_from = self._past_from or (self.first[1] if self.first else None)
             self.first = (point.time_seconds, point.step)
 
     @property
     def note(self) -> str:
-        left_out = len(self._left_out)
-        told = f"{count(left_out)} more metric names are not charted (at most {MAX_SERIES} are)" if left_out else ""
-        if self._missing:
-            told = "; ".join(filter(None, ["the beginning of the charts is being read from MLflow", told]))
-        elif self._from_past is not None:
-            earlier = f"metrics before step {count(self._from_past)} are as MLflow thins them"
-            told = "; ".join(filter(None, [earlier, told]))
-        return told
+        told = []
+        if self._past is not None and not self._past.over:
+            told.append("the beginning of the charts is being read from MLflow")
+        elif self._past_from is not None:
+            told.append(f"metrics before step {count(self._past_from)} are as MLflow thins them")
+        if self._preview is not None:
+            told.append("the charts are a sample until all metrics are read")
+        if self._left_out:
+            told.append(f"{count(len(self._left_out))} more metric names are not charted (at most {MAX_SERIES} are)")
+        return "; ".join(told)
 
     def series(self) -> dict[str, Series]:
         """The user's own first, then times and what the machine measures; otherwise in the order they came."""
+        if self._preview is not None:
+            return self._preview.series()
         filled = [name for name, buffer in self._buffers.items() if not buffer.empty]
         names = sorted(filled, key=lambda name: name.endswith("_seconds") or name.startswith("system/"))
         return {name: self._buffers[name].series() for name in names}
@@ -110,12 +117,11 @@ class Spools:
     def _read(self, rank: int, most_lines: int) -> int:
         """How many lines were read."""
         path = self._run.spool(rank)
-        try:
-            size = path.stat().st_size
-        except FileNotFoundError:
-            return 0
+        size = _size(path)
         if size == self._sizes[rank]:
             return 0
+        if size < self._offsets[rank]:  # cut at its front: what is left was not in MLflow yet
+            self._offsets[rank] = 0
         lines = list(itertools.islice(records.read_from(path, self._offsets[rank]), most_lines))
         for line in lines:
             self._take(rank, line.record)
@@ -161,3 +167,10 @@ class Spools:
                 return None
             buffer = self._buffers[full_name] = Buffer(full_name, rank)
         return buffer
+
+
+def _size(path: pathlib.Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

@@ -1,10 +1,10 @@
 """Live view: a run of a million metric points, a thousand updates a second, a hundred past runs.
 
-`opens`: from nothing to all charts, of a run whose 100,000 steps of ten metrics are in its spool and in a real MLflow
-server; beside it the same from the spool alone. `load`: eight ranks log a thousand values a second for a minute, and a
-real kernel shows it to a browser that answers; messages and their bytes are counted where they leave the kernel, CPU
-is the kernel's own. `runs`: what a list of runs needs. Goals: 2 s; 10 messages a second, 5 % of a core, a saved
-notebook below 1 MB; 0.5 s.
+`opens`: from nothing to all charts, of a run whose 100,000 steps of ten metrics are in its spool, and of one whose
+spool was cut to its last tenth: the rest comes from a real MLflow server. `load`: eight ranks log a thousand values a
+second for a minute, and a real kernel shows it to a browser that answers; messages and their bytes are counted where
+they leave the kernel, CPU is the kernel's own. `runs`: what a list of runs needs. Goals: 2 s; 10 messages a second, 5 %
+of a core, a saved notebook below 1 MB; 0.5 s.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import Status
 from sgpu.run import Run
 from sgpu.widgets.feed import Feed
+from sgpu.widgets.snapshot import Snapshot
 from tests.benchmarks.table import show
 
 METRICS = 10
@@ -98,15 +99,23 @@ def _open(run: RunDir, steps: int) -> dict[str, float]:
     began, cpu = time.perf_counter(), time.process_time()
     feed = Feed(run)
     snapshot = feed.snapshot()
-    first = time.perf_counter() - began
+    first, ends = time.perf_counter() - began, 0.0
     while snapshot.behind:
+        if not ends and _complete(snapshot, steps):
+            ends = time.perf_counter() - began
         snapshot = feed.snapshot()
     whole = time.perf_counter() - began
     feed.close()
-    series = snapshot.series["metric0"]
-    if (series.steps[0], series.steps[-1], len(snapshot.series)) != (0, steps - 1, METRICS):
-        raise RuntimeError(f"charts from {series.steps[0]} to {series.steps[-1]}, {len(snapshot.series)} metrics")
-    return {"first charts": first, "all charts": whole, "cpu": time.process_time() - cpu}
+    if not _complete(snapshot, steps):
+        raise RuntimeError(f"charts are not complete: {[(s.name, s.steps[0]) for s in snapshot.series.values()]}")
+    seconds = {"first charts": first, "from end to end": ends or whole, "every point read": whole}
+    return {**seconds, "cpu": time.process_time() - cpu}
+
+
+def _complete(snapshot: Snapshot, steps: int) -> bool:
+    """Whether all metrics are charted from the first step to the last."""
+    ends = {(series.steps[0], series.steps[-1]) for series in snapshot.series.values()}
+    return ends == {(0, steps - 1)} and len(snapshot.series) == METRICS
 
 
 def opens(folder: pathlib.Path, quick: bool) -> list[dict[str, Any]]:
@@ -118,22 +127,16 @@ def opens(folder: pathlib.Path, quick: bool) -> list[dict[str, Any]]:
         run_id = MlflowClient(url).create_run("0").info.run_id
         _fill(folder / "mlflow.db", run_id, steps)
         run = make_run(folder / "run", 1)
-        with run.spool(0).open("w") as spool:
-            for step in range(steps):
-                values = {f"metric{metric}": 1.0 / (step + 1) for metric in range(METRICS)}
-                spool.write(json.dumps({"time": step, "step": step, "generation": 0, "values": values}) + "\n")
+        atomic.write_json(run.mlflow, {"run_id": run_id, "tracking_uri": url, "url": url, "open_command": ""})
         rows = []
-        for what, facts in (
-            ("with MLflow", {"run_id": run_id, "tracking_uri": url, "url": url, "open_command": ""}),
-            ("from the spool alone", None),
-        ):
-            if facts is None:
-                run.mlflow.unlink()
-            else:
-                atomic.write_json(run.mlflow, facts)
+        for what, first in (("all in the spool", 0), ("nine tenths in MLflow alone", steps * 9 // 10)):
+            with run.spool(0).open("w") as spool:
+                for step in range(first, steps):
+                    values = {f"metric{metric}": 1.0 / (step + 1) for metric in range(METRICS)}
+                    spool.write(json.dumps({"time": step, "step": step, "generation": 0, "values": values}) + "\n")
             found = [_open(run, steps) for _ in range(1 if quick else 3)]
-            best = min(found, key=lambda one: one["all charts"])
-            rows.append({"what": f"{steps * METRICS:,} points {what}, s", **best})
+            best = min(found, key=lambda one: one["every point read"])
+            rows.append({"what": f"{steps * METRICS:,} points, {what}, s", **best})
         return rows
     finally:
         os.killpg(server.pid, signal.SIGKILL)

@@ -91,11 +91,11 @@ def test_many_points_come_back_thinned(make_run: MakeRun, server: MlflowServer, 
     assert len(thinned) <= 110
     assert (thinned[0].step, thinned[-1].step) == (1, 3000)
     assert progress.read(run.dir).marks["loss"] == 3000
-    both = mlflow_reader.histories(run.uri, run.link.run_id, most_points=100)
+    both = dict(mlflow_reader.histories(run.uri, run.link.run_id, most_points=100))
     assert set(both) == {"loss", "acc"}
     assert both["loss"] == thinned
     with pytest.raises(SgpuError, match="cannot read MLflow"):
-        mlflow_reader.histories(run.uri, "0" * 32, most_points=100)
+        list(mlflow_reader.histories(run.uri, "0" * 32, most_points=100))
 
 
 def test_a_server_is_read_without_mlflow(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
@@ -104,7 +104,7 @@ def test_a_server_is_read_without_mlflow(make_run: MakeRun, server: MlflowServer
     deliver(run, writer_of(run))
     code = (
         "import sys; from sgpu.metrics.mlflow_reader import histories\n"
-        f"found = histories({run.uri!r}, {run.link.run_id!r}, most_points=100)\n"
+        f"found = dict(histories({run.uri!r}, {run.link.run_id!r}, most_points=100))\n"
         "print(sorted(found), [p.step for p in found['loss']], 'mlflow' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
