@@ -122,12 +122,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         ))  # fmt: skip
         self._stops_together = stop_together and self._pipeline.settles
         self._meter = Meter(lambda: [source.counts() for source in self._sources()])
-        self._pass = 0
+        self._pass, self._under_way = 0, False
 
     # ---- iteration
 
     def __iter__(self) -> Any:
         self._pass += 1
+        self._under_way = False
         self._pipeline.rewind()
         self._running.end_pass()
         return Epoch(self._take, self._pass)
@@ -153,7 +154,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         if envelope is None:
             raise StopIteration
         self._running.handed()
-        self._meter.add(envelope.samples, time.perf_counter() - began, envelope.work)
+        self._meter.add(envelope.samples, time.perf_counter() - began, envelope.work, first=not self._under_way)
+        self._under_way = True
         return envelope.data
 
     # ---- position

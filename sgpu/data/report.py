@@ -18,10 +18,10 @@ _BUSY = 0.75
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What a loader measured from its first batch on.
+    """What a loader measured from its first batch on, without what the first batch of each pass waited.
 
     Attributes:
-        seconds: from the first batch to now, the loop's own time included.
+        seconds: to now, the loop's own time included.
         waited_seconds: of these, the loop waited for batches.
         work: of all workers, for the batches handed out.
         workers: processes that make batches; 0: the loop's own does.

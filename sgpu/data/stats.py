@@ -45,7 +45,7 @@ class Meter:
 
     def __init__(self, counts: Callable[[], list[CacheCounts]]) -> None:
         self._counts = counts
-        self._began = self._waited = 0.0  # of what comes after the first batch, which waits for workers to start
+        self._began = self._waited = 0.0  # without what first batches waited
         self._work = Work()
         self._looked: tuple[float, int] = (0.0, 0)
         self._best_bytes_per_second = 0.0
@@ -53,10 +53,12 @@ class Meter:
         self.last_seconds = self.total_seconds = 0.0
         self._recent: deque[float] = deque(maxlen=_KEPT)
 
-    def add(self, samples: int, seconds: float, work: Work) -> None:
+    def add(self, samples: int, seconds: float, work: Work, *, first: bool) -> None:
+        """`first`: of a pass over the data, which waits for workers to begin; a report leaves that out."""
         now = time.perf_counter()
         if self.batches:
-            self._waited += seconds
+            self._waited += 0.0 if first else seconds
+            self._began += seconds if first else 0.0
             self._work = self._work.plus(work)
         else:
             self._began, self._looked = now, (now, self._downloaded())
