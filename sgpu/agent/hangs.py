@@ -20,7 +20,7 @@ from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.rundir import RunDir
 
 _STACKS_SECONDS = 0.3  # ranks that can write their stacks have done so by then
-_SECOND_LOOK_SECONDS = 0.2  # between the two, a busy rank has used its core
+_SECOND_LOOK_SECONDS = 0.15  # after the first; by then a busy rank has used its core
 
 
 class Hangs:
@@ -64,6 +64,7 @@ class Hangs:
         self._looked_again = False
         self._waiting: set[int] = set()
         self._written: dict[int, int] = {}
+        self._sizes: dict[int, int] = {}
 
     def _of_this_generation(self, beat: Beat) -> Beat:
         """What an earlier generation left in a slot says nothing about the process that is about to take it."""
@@ -104,7 +105,7 @@ class Hangs:
             self._looked_again = True
             for rank in self._written:
                 self._examine(rank)
-        if now - asked_at < _STACKS_SECONDS:
+        if now - asked_at < _STACKS_SECONDS and not (self._looked_again and self._all_written()):
             return None
         evidence = {rank: self._evidence(rank) for rank in sorted(running)}
         culprit = stacks.to_blame([one for one in silence.suspects if one in evidence], evidence)
@@ -113,6 +114,15 @@ class Hangs:
             return None
         self._learner.gone_over(silence.step, now)
         return self._failure(silence, culprit, Evidence() if culprit is None else evidence[culprit], beats)
+
+    def _all_written(self) -> bool:
+        """Whether each has written its stack, if it can, and nothing more since the last turn."""
+        sizes = {rank: len(_text(self._run.stacks(self._generation, rank))) for rank in self._written}
+        before, self._sizes = self._sizes, sizes
+        return sizes == before and all(
+            sizes[rank] > since or self._host.stopped(worker_name(self._generation, rank))
+            for rank, since in self._written.items()
+        )
 
     def _evidence(self, rank: int) -> Evidence:
         kernel = kernel_view.parse(_text(self._run.process(self._generation, rank)))

@@ -30,8 +30,8 @@ class Limits:
 
     Attributes:
         step_seconds: of a step, its data and its collectives.
-        long_seconds: of the first step, checkpoints, evaluation and what the user's code declares, where it does not
-            say for how long.
+        long_seconds: of the first step, an epoch's first batch, checkpoints, evaluation and what the user's code
+            declares, where it does not say for how long.
         start_seconds: of all before the loop; None: `long_seconds`, where the run is known to have a loop.
         by_name: limits that the user has set.
     """
@@ -60,7 +60,7 @@ class Limits:
             return math.inf
         if beat.section_limit_seconds > 0:
             return beat.section_limit_seconds
-        short = beat.section in (Section.STEP, Section.DATA, Section.COLLECTIVE)
+        short = beat.section in (Section.STEP, Section.DATA, Section.COLLECTIVE) and not beat.section_name
         return self.by_name.get(name_of(beat), self.step_seconds if short else self.long_seconds)
 
 

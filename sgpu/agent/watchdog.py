@@ -9,7 +9,7 @@ from sgpu.agent.limits import Limits, name_of
 from sgpu.contract.beat import Beat, Section, WorkerState
 
 _WORKING = (WorkerState.STARTING, WorkerState.TRAINING)
-_DECLARED = (Section.CHECKPOINT, Section.EVALUATION, Section.USER)
+_DECLARED = (Section.CHECKPOINT, Section.EVALUATION)
 _SUSPECT_SHARE = 0.5  # of the least limit that was gone over: one that waits for another is silent a little shorter
 
 
@@ -18,7 +18,7 @@ class Silence:
     """A rank that went over the limit of its section.
 
     Attributes:
-        name: of its section.
+        name: of its section; declared: it has a limit of its own that is not a step's, and others may wait for it.
         suspects: ranks of which one holds the others up, the likeliest first; which of them, their stacks tell.
         waits_for: a rank that is within the limit of a section that it has declared; who waits for it does not hang.
     """
@@ -29,6 +29,7 @@ class Silence:
     name: str
     limit_seconds: float
     silent_seconds: float
+    declared: bool = False
     suspects: tuple[int, ...] = ()
     waits_for: int | None = None
 
@@ -60,12 +61,12 @@ def silent(beats: Sequence[Beat], *, limits: Limits, now_ns: int, excused_ns: in
         for silence in silences
         if beats[silence.rank].state in _WORKING and silence.silent_seconds > _SUSPECT_SHARE * least
     ]
-    suspects = sorted(absent or [one for one in near if one in late or not _declared(one)], key=_standing)
-    busy = [one.rank for one in silences if one not in late and _declared(one) and beats[one.rank].state in _WORKING]
+    suspects = sorted(absent or [one for one in near if one in late or not one.declared], key=_standing)
+    busy = [one.rank for one in silences if one not in late and one.declared and beats[one.rank].state in _WORKING]
     return replace(
         first,
         suspects=tuple(one.rank for one in suspects),
-        waits_for=busy[0] if busy and not _declared(first) else None,
+        waits_for=busy[0] if busy and not first.declared else None,
     )
 
 
@@ -73,18 +74,14 @@ def _in_first_step(beat: Beat) -> bool:
     return beat.state is WorkerState.STARTING and beat.section is Section.FIRST_STEP
 
 
-def _declared(silence: Silence) -> bool:
-    """Whether its section has a limit of its own; what comes after the loop has none."""
-    return silence.section in _DECLARED and silence.limit_seconds < float("inf")
-
-
 def _silence(rank: int, beat: Beat, limit: float, now_ns: int, excused_ns: int) -> Silence:
     since_ns = max(beat.section_since_ns, beat.beat_ns if beat.section is Section.STEP else 0)
-    if beat.section not in _DECLARED:
+    declared = beat.section in _DECLARED or (beat.section in (Section.USER, Section.DATA) and beat.section_name != "")
+    if not declared:
         since_ns = max(since_ns, excused_ns)
     return Silence(
         rank=rank, step=beat.step, section=beat.section, name=name_of(beat), limit_seconds=limit,
-        silent_seconds=(now_ns - since_ns) / 1e9,
+        silent_seconds=(now_ns - since_ns) / 1e9, declared=declared,
     )  # fmt: skip
 
 

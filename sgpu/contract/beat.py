@@ -10,6 +10,9 @@ from sgpu.contract.ledger import Category, parts
 __all__ = ["Asked", "Beat", "Category", "Request", "Section", "WorkerState"]
 
 
+EPOCH_START = "epoch_start"  # the name of the first wait for data in an epoch
+
+
 class Section(IntEnum):
     """What a rank is in. Each has a time limit of its own."""
 

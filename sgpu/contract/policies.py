@@ -106,9 +106,9 @@ class RestartPolicy:
             (ten times their 99th percentile, a minute at least; ten minutes while there are fewer than 20).
         start_seconds: so is one that has not begun its loop so long after its start. None: as a first step, for a run
             that has trained before; a function that never did may do without a loop, and is not watched.
-        section_seconds: other limits by section: "first_step", "checkpoint", "evaluation" (without: three times
-            `hang_seconds`, and with None half an hour or more), "data", "collective" (without: as a step), and the
-            names that code gives to `sgpu.runtime.section`.
+        section_seconds: other limits by section: "first_step", "epoch_start", "checkpoint", "evaluation" (without:
+            three times `hang_seconds`, and with None half an hour or more), "data", "collective" (without: as a
+            step), and the names that code gives to `sgpu.runtime.section`.
         in_process: whether a worker that is still healthy may restart inside its own process.
         min_gpus: a run on several nodes may go on with so many when nodes are lost; None: it never shrinks.
     """

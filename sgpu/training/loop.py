@@ -192,7 +192,7 @@ class TrainLoop:
             batches: Iterator[Any] = iter(course.left_without_loader())
             self._position.restore_draws()
         else:
-            meter.fetching()
+            meter.begin_epoch()
             batches = self._position.iterate()
         nothing = object()
         ended = False

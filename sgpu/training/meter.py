@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 from sgpu import runtime
+from sgpu.contract.beat import EPOCH_START
 from sgpu.contract.failpoint import failpoint
 from sgpu.contract.heartbeat import Category, Section
 from sgpu.metrics.recorder import Recorder
@@ -27,7 +28,7 @@ class Meter:
         self._values: dict[str, Any] = {}
         self._at = time.perf_counter()
         self._fetch_seconds = 0.0
-        self._first = True
+        self._first, self._begins_epoch = True, False
         self._began: tuple[float, float] | None = None
         self.mean_step_seconds = 0.0
 
@@ -35,13 +36,19 @@ class Meter:
         """From here on, this rank's own part of each step is measured, where the model allows it."""
         self.own = OwnTime(model, optimizer)
 
+    def begin_epoch(self) -> None:
+        """The loader begins anew: it may list, shuffle and start its workers."""
+        self._begins_epoch = True
+        self.fetching()
+
     def fetching(self) -> None:
         """The loop waits for a batch."""
         self.own.pause()
         self._at = time.perf_counter()
         if self._began is None:
             self._began = self._at, runtime.declared_seconds()
-        self._slot.enter(Section.FIRST_STEP if self._first else Section.DATA)
+        section = Section.FIRST_STEP if self._first else Section.DATA
+        self._slot.enter(section, name=EPOCH_START if self._begins_epoch and not self._first else "")
         self._slot.account(Category.DATA)
 
     def training(self, step: int) -> None:
@@ -49,6 +56,7 @@ class Meter:
         now = time.perf_counter()
         self._fetch_seconds += now - self._at
         self._at = now
+        self._begins_epoch = False
         self._slot.enter(Section.FIRST_STEP if self._first else Section.STEP)
         self._slot.account(Category.RECOMPUTING if step <= self._slot.high_step else Category.PRODUCTIVE)
         self.own.begin()

@@ -45,6 +45,7 @@ def _blamed(*beats: Beat) -> int | None:
         (_beat(section=Section.EVALUATION), 30.0),
         (_beat(section=Section.INIT), 30.0),
         (_beat(section=Section.USER, section_name="export"), 30.0),
+        (_beat(section=Section.DATA, section_name="epoch_start"), 30.0),
         (_beat(section=Section.USER, section_name="export", section_limit_seconds=7.0), 7.0),
         (_beat(section=Section.USER, section_name="export", state=WorkerState.STARTING), 30.0),
         (_beat(section=Section.EVALUATION, state=WorkerState.STARTING, section_limit_seconds=90.0), 90.0),
@@ -164,6 +165,7 @@ def test_who_may_hold_the_others_up_is_told_the_likeliest_first() -> None:
         ([_beat(ago=11), _beat(ago=11, section=Section.EVALUATION)], 1),
         ([_beat(ago=11), _beat(ago=29, section=Section.CHECKPOINT)], 1),
         ([_beat(ago=11), _beat(ago=999, section=Section.USER, section_name="export", section_limit_seconds=1000.0)], 1),
+        ([_beat(ago=11), _beat(ago=29, section=Section.DATA, section_name="epoch_start")], 1),
         ([_beat(ago=31, section=Section.CHECKPOINT), _beat(ago=11)], None),  # it is over its own limit
         ([_beat(ago=11), _beat(ago=11, section=Section.USER)], None),  # after its loop, it has declared nothing
         ([_beat(ago=11), _beat(ago=11, section=Section.EVALUATION, state=WorkerState.FINISHED)], None),
