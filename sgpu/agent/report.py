@@ -64,7 +64,12 @@ class Report:
             total_steps=max((beat.total_steps for beat in beats if beat.total_steps >= 0), default=None),
             nodes=self._host.nodes(),
         )
-        self.status.write(self._run)
+        try:
+            self.status.write(self._run)
+        except OSError:
+            if force:
+                raise
+            # It only tells how far the run is, and is written anew in half a second.
 
 
 class Commits:
