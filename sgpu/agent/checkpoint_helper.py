@@ -6,6 +6,7 @@ import math
 import pathlib
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 
 from sgpu.checkpoint.helper.asking import answers
@@ -14,7 +15,8 @@ from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
 
-_STARTS = 3
+_QUICK_ENDS = 3  # so many in a row are replaced
+_QUICK_SECONDS = 60.0
 _MOST_SILENT_SECONDS = 60.0
 
 
@@ -53,13 +55,22 @@ class CheckpointHelper:
             )
 
     def _watch(self) -> None:
-        """One that died, or hangs, is replaced, a few times; without any, workers start their own."""
-        for _ in range(_STARTS):
-            what = self._end_of(self._process) if self._process is not None else ""
+        """One that died, or hangs, is replaced, unless that happens again and again; then workers start their own."""
+        quick_ends = 0
+        while self._process is not None:
+            started = time.monotonic()
+            what = self._end_of(self._process)
+            if self._process.stdin is not None:
+                self._process.stdin.close()
             if self._closing:
                 return
-            message = f"the process that finishes checkpoints {what}; another is started"
+            quick_ends = quick_ends + 1 if time.monotonic() - started < _QUICK_SECONDS else 1
+            again = quick_ends <= _QUICK_ENDS
+            then = "another is started" if again else "that happened too often: each worker starts one of its own"
+            message = f"the process that finishes checkpoints {what}; {then}"
             emit(self._run, "warning", generation=0, message=message)
+            if not again:
+                return
             self._start()
 
     def _end_of(self, process: subprocess.Popen[bytes]) -> str:
