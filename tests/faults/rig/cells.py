@@ -47,7 +47,6 @@ class Moment:
     before: str = ""
     lost: bool = False
     trained: bool = True
-    writes: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -132,17 +132,14 @@ class Striker:
         pids = [beat.pid for beat in self.beats() if beat.pid]
         mine = [pid for pid in pids if pid in process.descendants(os.getpid())]
         chosen = mine if all_ranks else self.chance.sample(mine, min(1, len(mine)))
-        for pid in chosen:
-            os.kill(pid, number)
-        return bool(chosen)
+        return any([_signal(pid, number) for pid in chosen])
 
     def signal_program(self, name: str, number: int) -> bool:
         agent = process.read_process(RunDir(pathlib.Path(self.run.path)).agent)
         found = process.descendants(agent.pid) if agent is not None and agent.alive() else []
         for pid in found:
             if name.endswith(forking.named(pid)) and forking.named(pid):
-                os.kill(pid, number)
-                return True
+                return _signal(pid, number)
         return False
 
     def kill_agent(self) -> bool:
@@ -156,6 +153,15 @@ class Striker:
     def fail_disk(self, kind: str, times: int) -> bool:
         self.disk.fail(kind, times=times, seconds=0.05)
         return True
+
+
+def _signal(pid: int, number: int) -> bool:
+    """Whether it was still there."""
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 KINDS: dict[str, Callable[[Striker], bool]] = {
