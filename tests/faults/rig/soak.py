@@ -132,7 +132,7 @@ class Striker:
         pids = [beat.pid for beat in self.beats() if beat.pid]
         mine = [pid for pid in pids if pid in process.descendants(os.getpid())]
         chosen = mine if all_ranks else self.chance.sample(mine, min(1, len(mine)))
-        return any([_signal(pid, number) for pid in chosen])
+        return sum(_signal(pid, number) for pid in chosen) > 0
 
     def signal_program(self, name: str, number: int) -> bool:
         agent = process.read_process(RunDir(pathlib.Path(self.run.path)).agent)
