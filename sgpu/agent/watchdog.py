@@ -47,6 +47,7 @@ def silent(beats: Sequence[Beat], *, limits: Limits, now_ns: int, excused_ns: in
     allowed = [limits.of(beat) for beat in beats]
     silences = [_silence(rank, beat, allowed[rank], now_ns, excused_ns) for rank, beat in enumerate(beats)]
     late = [silence for silence in silences if silence.silent_seconds > silence.limit_seconds]
+    late_ranks = {silence.rank for silence in late}
     if not late:
         return None
     least = min(silence.limit_seconds for silence in late)
@@ -61,8 +62,12 @@ def silent(beats: Sequence[Beat], *, limits: Limits, now_ns: int, excused_ns: in
         for silence in silences
         if beats[silence.rank].state in _WORKING and silence.silent_seconds > _SUSPECT_SHARE * least
     ]
-    suspects = sorted(absent or [one for one in near if one in late or not one.declared], key=_standing)
-    busy = [one.rank for one in silences if one not in late and one.declared and beats[one.rank].state in _WORKING]
+    suspects = sorted(absent or [one for one in near if one.rank in late_ranks or not one.declared], key=_standing)
+    busy = [
+        one.rank
+        for one in silences
+        if one.rank not in late_ranks and one.declared and beats[one.rank].state in _WORKING
+    ]
     return replace(
         first,
         suspects=tuple(one.rank for one in suspects),
