@@ -41,7 +41,7 @@ class Lab:
             data=None if value is None else json.dumps(value).encode(),
             headers={"Authorization": f"token {TOKEN}", "Content-Type": "application/json"},
         )
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             content = answer.read()
         return json.loads(content) if content else None
 
@@ -182,7 +182,7 @@ def notebook(lab: Lab, browser: Any, tmp_path: pathlib.Path) -> Iterator[Callabl
         path = lab.root / f"{name}.ipynb"
         nbformat.write(content, path)
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         one = Opened(page=page, path=path, run_root=run_root)
 
         def take(message: Any) -> None:

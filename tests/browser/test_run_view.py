@@ -247,12 +247,13 @@ run
 """
 
 
+@pytest.mark.timeout(240)  # four starts of Python, two of them with torch
 def test_a_real_run_outlives_its_kernel_is_attached_to_fails_and_is_resumed(
     notebook: Callable[..., Any], lab: Any, tmp_path: pathlib.Path, shots: pathlib.Path
 ) -> None:
     one = notebook("real", [REAL], height=1200)
     one.run_all()
-    one.page.locator(".sgpu-steps", has_text="step 20").wait_for(timeout=60_000)
+    one.page.locator(".sgpu-steps", has_text="step 20").wait_for()
     (session,) = lab.ask("GET", "/api/sessions")
     lab.ask("DELETE", f"/api/sessions/{session['id']}")
     one.page.close()
@@ -268,7 +269,7 @@ def test_a_real_run_outlives_its_kernel_is_attached_to_fails_and_is_resumed(
     other.shot_of_view("real-failed", shots)
     (tmp_path / "fail").unlink()
     page.get_by_role("button", name="Resume", exact=True).click()
-    page.locator("[data-state=SUCCEEDED] .sgpu-steps", has_text="step 40 / 40").wait_for(timeout=60_000)
+    page.locator("[data-state=SUCCEEDED] .sgpu-steps", has_text="step 40 / 40").wait_for()
     assert page.locator(".sgpu-failure").is_hidden()
     assert page.get_by_role("button", name="Resume", exact=True).is_hidden()
     other.shot_of_view("real-resumed", shots)

@@ -44,6 +44,7 @@ export class Tensors {
   take(message) {
     if (message.from === 0 || message.total !== this.list.total) this.reset();
     message.lines.forEach((line, offset) => this.known.set(message.from + offset, line));
+    this.list.element.style.height = `${Math.min(13, Math.max(3, message.total)) * 26 + 2}px`;
     this.list.show(message.total);
   }
 
