@@ -19,6 +19,7 @@ from crc32c import crc32c
 
 from sgpu.contract import atomic
 from sgpu.data.volumes.entry import CHUNK_BYTES
+from sgpu.data.volumes.holes import crc_after_zeros, stretches
 
 _RECORD = np.dtype([("key", "<u8"), ("size", "<i8"), ("stamp", "<i8"), ("crc", "<u4"), ("unused", "<u4")])
 _LINE = struct.Struct("<QqqII")
@@ -70,10 +71,13 @@ class Sums:
 
 def crc_of(descriptor: int) -> int:
     """Of a whole open file, from its beginning."""
+    size = os.fstat(descriptor).st_size
     crc, at = 0, 0
-    while piece := os.pread(descriptor, CHUNK_BYTES, at):
-        crc, at = crc32c(piece, crc), at + len(piece)
-    return crc
+    for start, stop in stretches(descriptor, size):
+        crc, at = crc_after_zeros(crc, start - at), start
+        while at < stop and (piece := os.pread(descriptor, min(stop - at, CHUNK_BYTES), at)):
+            crc, at = crc32c(piece, crc), at + len(piece)
+    return crc_after_zeros(crc, size - at)
 
 
 def crc_of_path(path: str | os.PathLike[str]) -> int:

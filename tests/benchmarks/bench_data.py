@@ -1,16 +1,19 @@
-"""Reading files of a slow volume: this loader, torch's, and the files by themselves.
+"""Reading files of a slow volume: this loader, torch's, other libraries' where they are installed, and the bare files.
 
 Every row is one process that reads all files twice, with batches of 16. The volume has 20 ms an open and 100 MB/s that
 all readers share; files are of 100 KB and not decoded, so no reader can be faster than `of_bandwidth` 1 while it reads
 the volume. "step" adds a sleep of 50 ms a batch, as a GPU that computes. `fetch_ms` is what the loop waits for a batch,
-mean, without the first. Only ratios within one run mean anything.
+mean, without the first. Only ratios within one run mean anything. Peers are those of
+data_peers.py.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +22,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tests.benchmarks import data_peers
 from tests.benchmarks.table import show
 
 BATCH = 16
@@ -41,19 +45,28 @@ def run(quick: bool) -> list[dict[str, Any]]:
             for workers in (0,) if system.startswith("files") else (0, 2) if quick else (0, 4):
                 for mode in ("free",) if quick or system.startswith("files") else ("free", "step"):
                     rows += _in_a_process(folder, system=system, workers=workers, mode=mode)
+        for peer, version in data_peers.installed().items():
+            data_peers.convert(peer, volume, pathlib.Path(folder) / peer)
+            workers = 0 if "threads" in peer else 2 if quick else 4
+            for mode in ("free",) if quick else ("free", "step"):
+                found = _in_a_process(folder, system=peer, workers=workers, mode=mode)
+                rows += [{**row, "version": version} for row in found]
+            shutil.rmtree(pathlib.Path(folder) / peer, ignore_errors=True)
     return rows
 
 
 def _in_a_process(folder: str, **case: Any) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as home:
         environment = {
-            **os.environ, "SGPU_HOME": home, "SLOW_FOLDER": f"{folder}/volume", "SLOW_PIPE": f"{home}/pipe",
+            **os.environ, "SGPU_HOME": home, "SLOW_FOLDER": folder, "SLOW_PIPE": f"{home}/pipe",
             "SLOW_OPEN_SECONDS": str(OPEN_SECONDS), "SLOW_BYTES_PER_SECOND": str(BYTES_PER_SECOND),
             "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent / "slow"), os.getcwd()]),
             "PYTHONWARNINGS": "ignore",
         }  # fmt: skip
         told = subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.bench_data", json.dumps({"volume": f"{folder}/volume", **case})],
+            [sys.executable, "-m", "tests.benchmarks.bench_data", json.dumps({
+                "volume": f"{folder}/volume", "shards": f"{folder}/{case['system']}", "home": home, **case,
+            })],
             env=environment, stdout=subprocess.PIPE, check=True, text=True, timeout=600,
         )  # fmt: skip
         rows: list[dict[str, Any]] = json.loads(told.stdout)
@@ -108,6 +121,8 @@ def _passes(case: dict[str, Any]) -> Iterator[Iterator[Any]]:
         def __iter__(self) -> Iterator[bytes]:
             return map(_body, self.volume)
 
+    if case["system"] in data_peers.PEERS:
+        importlib.import_module(data_peers.PEERS[case["system"]][0])
     yield iter(())
     workers = case["workers"]
     if case["system"] == "torch":
@@ -118,6 +133,8 @@ def _passes(case: dict[str, Any]) -> Iterator[Iterator[Any]]:
     elif case["system"] == "sgpu":
         with DataLoader(Through(), BATCH, num_workers=workers, collate_fn=list) as loader:
             yield from iter(lambda: iter(loader), None)
+    elif case["system"] in data_peers.PEERS:
+        yield from data_peers.passes(case["system"], case["volume"], case["shards"], case["home"], workers, _body)
     else:
         paths = Direct().paths
         with ThreadPoolExecutor(64) as pool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 import time
@@ -14,6 +13,7 @@ from itertools import islice
 
 from sgpu.contract.errors import VolumeError
 from sgpu.data.volumes.entry import CHUNK_BYTES, Entry, changed, write_all
+from sgpu.data.volumes.holes import stretches
 
 _SLOW_STAT_SECONDS = 1e-4
 _STAT_THREADS = 32
@@ -80,7 +80,7 @@ class FolderVolume:
 
     def copy(self, entry: Entry, descriptor: int) -> None:
         with self._opened(entry) as source:
-            for start, stop in _stretches(source, entry.size_bytes):
+            for start, stop in stretches(source, entry.size_bytes):
                 os.lseek(source, start, os.SEEK_SET)
                 os.lseek(descriptor, start, os.SEEK_SET)
                 while start < stop:
@@ -118,21 +118,3 @@ class FolderVolume:
 
     def direct(self, path: str) -> str | None:
         return os.path.join(self.url, path)
-
-
-def _stretches(source: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Where an open file holds data; the rest are holes, which read as zeros and take no room."""
-    if os.fstat(source).st_blocks * 512 >= size_bytes or size_bytes < CHUNK_BYTES:
-        yield 0, size_bytes
-        return
-    at = 0
-    while at < size_bytes:
-        try:
-            start = os.lseek(source, at, os.SEEK_DATA)
-        except OSError as problem:
-            if problem.errno == errno.ENXIO:  # nothing but a hole from here on
-                return
-            start, at = at, size_bytes  # a mount that knows no holes
-        else:
-            at = os.lseek(source, start, os.SEEK_HOLE)
-        yield start, min(at, size_bytes)
