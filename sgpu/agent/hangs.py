@@ -20,6 +20,7 @@ from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.rundir import RunDir
 
 _STACKS_SECONDS = 0.3  # ranks that can write their stacks have done so by then
+_FROZEN_SECONDS = 1.0  # a turn that takes so long, and half a limit: all of this machine's processes stood still
 _SECOND_LOOK_SECONDS = 0.15  # after the first; by then a busy rank has used its core
 
 
@@ -38,6 +39,7 @@ class Hangs:
         self._generation = generation
         self._stopped_since: dict[int, float] = {}
         self._excused_until = 0.0
+        self._looked_at = self._thawed_at = self._clock.monotonic()
         self._forget()
 
     def look(self, beats: Sequence[Beat], running: Set[int]) -> Failure | None:
@@ -45,9 +47,11 @@ class Hangs:
         now = self._clock.monotonic()
         beats = [self._of_this_generation(beat) for beat in beats]
         limits = self._learner.observe(beats, now)
+        self._notice_freeze(now, limits.step_seconds)
         silence = watchdog.silent(
-            beats, limits=limits, now_ns=int(now * 1e9), excused_ns=int(self._excused_until * 1e9)
-        )
+            beats, limits=limits, now_ns=int(now * 1e9), excused_ns=int(self._excused_until * 1e9),
+            thawed_ns=int(self._thawed_at * 1e9),
+        )  # fmt: skip
         silence = silence or self._stopped(beats, running, now, limits.step_seconds)
         if silence is None or (self._waiting and silence.waits_for is None):
             if self._waiting:
@@ -58,6 +62,14 @@ class Hangs:
         elif not self._waiting:
             return self._judge(silence, beats, running, now)
         return None
+
+    def _notice_freeze(self, now: float, limit: float) -> None:
+        """Where this process itself stood still (a paused container, a machine put to sleep), so did the ranks."""
+        if now - self._looked_at > max(_FROZEN_SECONDS, limit / 2):
+            self._thawed_at = now
+            self._stopped_since.clear()
+            self._forget()
+        self._looked_at = now
 
     def _forget(self) -> None:
         self._asked_at: float | None = None

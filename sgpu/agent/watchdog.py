@@ -34,7 +34,9 @@ class Silence:
     waits_for: int | None = None
 
 
-def silent(beats: Sequence[Beat], *, limits: Limits, now_ns: int, excused_ns: int = 0) -> Silence | None:
+def silent(
+    beats: Sequence[Beat], *, limits: Limits, now_ns: int, excused_ns: int = 0, thawed_ns: int = 0
+) -> Silence | None:
     """The rank to blame as far as heartbeats tell, or None.
 
     Of several over their limit, the one furthest behind is to blame: the others wait for it. That may be one that has
@@ -43,16 +45,17 @@ def silent(beats: Sequence[Beat], *, limits: Limits, now_ns: int, excused_ns: in
     Args:
         limits: of each section.
         excused_ns: until then, ranks waited for one that was in a section it had declared.
+        thawed_ns: until then, this whole machine stood still.
     """
     allowed = [limits.of(beat) for beat in beats]
-    silences = [_silence(rank, beat, allowed[rank], now_ns, excused_ns) for rank, beat in enumerate(beats)]
+    silences = [_silence(rank, beat, allowed[rank], now_ns, excused_ns, thawed_ns) for rank, beat in enumerate(beats)]
     late = [silence for silence in silences if silence.silent_seconds > silence.limit_seconds]
     late_ranks = {silence.rank for silence in late}
     if not late:
         return None
     least = min(silence.limit_seconds for silence in late)
     absent = [
-        _silence(rank, beat, least, now_ns, 0)
+        _silence(rank, beat, least, now_ns, 0, thawed_ns)
         for rank, beat in enumerate(beats)
         if beat.state in (WorkerState.ABSENT, WorkerState.STARTING) and not _in_first_step(beat)
     ]
@@ -79,8 +82,8 @@ def _in_first_step(beat: Beat) -> bool:
     return beat.state is WorkerState.STARTING and beat.section is Section.FIRST_STEP
 
 
-def _silence(rank: int, beat: Beat, limit: float, now_ns: int, excused_ns: int) -> Silence:
-    since_ns = max(beat.section_since_ns, beat.beat_ns if beat.section is Section.STEP else 0)
+def _silence(rank: int, beat: Beat, limit: float, now_ns: int, excused_ns: int, thawed_ns: int) -> Silence:
+    since_ns = max(beat.section_since_ns, beat.beat_ns if beat.section is Section.STEP else 0, thawed_ns)
     declared = beat.section in _DECLARED or (beat.section in (Section.USER, Section.DATA) and beat.section_name != "")
     if not declared:
         since_ns = max(since_ns, excused_ns)

@@ -239,3 +239,18 @@ def test_one_that_hangs_beside_such_a_section_is_found(tmp_path: pathlib.Path) -
     assert failure is not None
     assert failure.rank == 1
     assert "in spins at /my/train.py:3" in failure.message
+
+
+def test_where_the_whole_machine_stood_still_nobody_hangs(tmp_path: pathlib.Path) -> None:
+    """A container that was paused: when it goes on, silence counts from then, in whatever section."""
+    group = Group(tmp_path, hang_seconds=2.0)
+    group.completes(0.1)
+    group._stamp(group.slots[0], enter=Section.EVALUATION)
+    group.clock.advance(600)
+    assert group.look() is None
+    assert group.seconds_to_alarm(1.9) is None
+    group.completes(0.1)
+    assert not [call for call in group.host.calls if call[0] == "signal"]
+    waited = group.seconds_to_alarm(3.0)
+    assert waited is not None
+    assert 2 < waited <= 2.5

@@ -384,7 +384,7 @@ def test_a_hang_is_seen_blamed_and_survived(bench: Callable[..., Bench]) -> None
             host.page.slot(rank).enter(Section.STEP)
         return []
 
-    status = run.supervise(in_a_step, steps(7, 0, 1), passes(5.5), answers, steps(8, 0, 1), returns(0, 1))
+    status = run.supervise(in_a_step, steps(7, 0, 1), *[passes(1.9)] * 3, answers, steps(8, 0, 1), returns(0, 1))
     assert (status.state, status.restarts) == ("SUCCEEDED", 1)
     failure = next(event for event in read_all(run.run.events) if event["kind"] == "failure")
     assert (failure["rank"], failure["cause"], failure["step"]) == (1, "no step for 5 s", 7)
@@ -426,7 +426,7 @@ def test_a_stopped_rank_hangs_wherever_it_is(bench: Callable[..., Bench]) -> Non
         host.standing_still.add("rank1.g0")
         return []
 
-    status = run.supervise(stops, passes(4), passes(2), passes(1), passes(1), returns(0, 1))
+    status = run.supervise(stops, *[passes(2)] * 3, passes(1), passes(1), returns(0, 1))
     assert (status.state, status.restarts) == ("SUCCEEDED", 1)
     failure = next(event for event in read_all(run.run.events) if event["kind"] == "failure")
     assert (failure["rank"], failure["cause"]) == (1, "no step for 5 s")
@@ -444,7 +444,7 @@ def test_a_rank_that_does_not_reach_its_loop_is_named(bench: Callable[..., Bench
         host.clock.advance(0.5)
         return []
 
-    status = run.supervise(passes(4), passes(1.5), answers, steps(1, 0, 1), returns(0, 1))
+    status = run.supervise(passes(2), passes(2), passes(1.5), answers, steps(1, 0, 1), returns(0, 1))
     assert (status.state, status.restarts) == ("SUCCEEDED", 1)
     failure = next(event for event in read_all(run.run.events) if event["kind"] == "failure")
     assert (failure["rank"], failure["cause"], failure["step"]) == (1, "no loop for 5 s", 0)
@@ -579,7 +579,7 @@ def test_a_step_at_the_last_moment_clears_the_suspicion(bench: Callable[..., Ben
         host.clock.advance(1.0)
         return []
 
-    status = run.supervise(steps(7, 0, 1), passes(500), wakes, returns(0, 1))
+    status = run.supervise(steps(7, 0, 1), *[passes(2)] * 8, wakes, returns(0, 1))
     assert (status.state, status.restarts) == ("SUCCEEDED", 0)
     assert any(call[0] == "signal" for call in run.host.calls)
 
