@@ -35,6 +35,8 @@ def crc_after_zeros(crc: int, zeros: int) -> int:
 
     A zero bit is a linear map of the register; squaring it gives that of two, four, ... (as zlib's crc32_combine does).
     """
+    if zeros == 0:
+        return crc
     register = crc ^ 0xFFFFFFFF
     a_bit = [_CASTAGNOLI, *(1 << bit for bit in range(_BITS - 1))]
     many = _twice(_twice(_twice(a_bit)))  # a byte
