@@ -244,3 +244,9 @@ def inherited() -> dict[str, str]:
 def adopt(values: Mapping[str, str]) -> None:
     """Takes over an environment that the agent wrote for this worker (a forked worker inherits its zygote's)."""
     os.environ.update(values)
+
+
+def replace(values: Mapping[str, str]) -> None:
+    """The whole environment becomes this one (a worker begins anew in the same process)."""
+    os.environ.clear()
+    os.environ.update(values)

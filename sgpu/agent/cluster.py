@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import pathlib
-import select
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from sgpu.agent import wire
-from sgpu.agent.nodes import Arrival, Departure, News, Nodes
+from sgpu.agent.nodes import Arrival, Departure, News, Nodes, poll
 from sgpu.agent.notices import Notice
-from sgpu.agent.remote import Remote
+from sgpu.agent.remote import Remote, Whereabouts
 from sgpu.agent.starter import Starter
 from sgpu.agent.wire import Message
-from sgpu.agent.workers import Exit, HostLostError, LocalHost, NodeLostError, NodeUnfitError, ZygoteLostError
+from sgpu.agent.workers import Exit, HostLostError, LocalHost, NodeLostError, NodeUnfitError, ZygoteLostError, all_lost
 from sgpu.contract.clock import Clock
 from sgpu.contract.events import emit
 from sgpu.contract.heartbeat import Page
@@ -51,6 +50,7 @@ class ClusterHost:
         self._members = tuple(range(spec.nodes))
         self._remotes = {k: self._awaited(k) for k in range(1, spec.nodes + spec.spares)}
         self._generation = 0
+        self._where = Whereabouts()
         self._exits: list[Exit] = []
         self._losses: list[HostLostError] = []
         self._asked: Notice | None = None
@@ -87,16 +87,18 @@ class ClusterHost:
         return self._local.open_store(name)
 
     def start(
-        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
-    ) -> None:
+        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path,
+        parked: str | None = None,
+    ) -> None:  # fmt: skip
         self._generation = generation
         node = self._members[rank // self._spec.gpus_per_node]
+        self._where.note(name, node, generation)
         if node == 0:
-            self._local.start(name, rank=rank, generation=generation, environment=environment, log=log)
+            self._local.start(name, rank=rank, generation=generation, environment=environment, log=log, parked=parked)
             return
         self._nodes.send(node, {
             "op": "start", "name": name, "rank": rank, "generation": generation, "environment": dict(environment),
-            "log": str(log), "beat": wire.beat_to_json(self._page.slot(rank).read()),
+            "log": str(log), "parked": parked, "beat": wire.beat_to_json(self._page.slot(rank).read()),
             "now_ns": int(self._clock.monotonic() * 1e9),
         })  # fmt: skip
 
@@ -109,7 +111,7 @@ class ClusterHost:
                 break
             self._await(left)
         if self._losses:
-            raise self._loss()
+            raise all_lost(self._losses)
         exits, self._exits = self._exits, []
         return exits
 
@@ -130,20 +132,36 @@ class ClusterHost:
         own = NodeStatus(node=0, address=self._nodes.address, state="ready" if self._local.ready() else "here")
         return own, *(each.told for each in self._remotes.values())
 
+    def interrupt(self, names: Sequence[str], generation: int) -> None:
+        for node, there in self._where.elsewhere(names).items():
+            self._nodes.send(node, {"op": "interrupt", "names": there, "generation": generation})
+        self._local.interrupt(names, generation)
+
+    def end(self, names: Sequence[str], seconds: float) -> None:
+        self._stop(self._where.elsewhere(names), seconds, names)
+        self._exits = [each for each in self._exits if each.name not in names]
+
     def stop_all(self, seconds: float) -> None:
+        self._stop(dict.fromkeys(self._others), seconds, None)
+        self._exits.clear()
+        # A node that was lost by now is part of the failure that is being dealt with; it has been started anew.
+        self._losses = [loss for loss in self._losses if isinstance(loss, ZygoteLostError)]
+
+    def _stop(self, nodes: Mapping[int, Sequence[str] | None], seconds: float, names: Sequence[str] | None) -> None:
+        """`names`, and those of each node: only these."""
         self._stops += 1
         deadline = self._clock.monotonic() + seconds
-        for node in self._others:
-            self._nodes.send(node, {"op": "stop", "number": self._stops, "seconds": seconds})
-        self._local.stop_all(seconds)
-        while (late := self._not_stopped()) and self._clock.monotonic() < deadline:
+        for node, there in nodes.items():
+            self._nodes.send(node, {"op": "stop", "number": self._stops, "seconds": seconds, "names": there})
+        if names is None:
+            self._local.stop_all(seconds)
+        else:
+            self._local.end(names, seconds)
+        while (late := self._not_stopped(nodes)) and self._clock.monotonic() < deadline:
             self._await(deadline - self._clock.monotonic())
             self._turn()
         for node in late:
             self._take(self._nodes.drop(node, f"it did not end its workers within {seconds:g} s"))
-        self._exits.clear()
-        # A node that was lost by now is part of the failure that is being dealt with; it has been started anew.
-        self._losses = [loss for loss in self._losses if isinstance(loss, ZygoteLostError)]
 
     def close(self) -> None:
         deadline = self._clock.monotonic() + _LEAVE_SECONDS
@@ -152,7 +170,7 @@ class ClusterHost:
         self._local.close()
         while any(map(self._nodes.present, self._remotes)) and self._clock.monotonic() < deadline:
             self._nodes.look()
-            _poll(self._nodes.filenos(), _LOOK_SECONDS)
+            poll(self._nodes.filenos(), _LOOK_SECONDS)
         self._nodes.close()
 
     # ---- besides
@@ -162,7 +180,7 @@ class ClusterHost:
         return self._asked
 
     def _await(self, seconds: float) -> None:
-        _poll([self._local.fileno(), *self._nodes.filenos()], min(seconds, _LOOK_SECONDS))
+        poll([self._local.fileno(), *self._nodes.filenos()], min(seconds, _LOOK_SECONDS))
 
     def _turn(self) -> None:
         """Takes in what has happened, everywhere."""
@@ -277,20 +295,5 @@ class ClusterHost:
             notice = Notice(cause=f"node {remote.node}: {message['cause']}", deadline=message["deadline"])
             self._asked = self._asked or notice
 
-    def _not_stopped(self) -> list[int]:
-        return [k for k in self._others if self._nodes.present(k) and self._remotes[k].stopped < self._stops]
-
-    def _loss(self) -> HostLostError:
-        """All that was lost at once is one failure."""
-        first = self._losses[0]
-        if len(self._losses) == 1:
-            return first
-        return NodeLostError("; ".join(map(str, self._losses)), node=first.node)
-
-
-def _poll(descriptors: list[int], seconds: float) -> None:
-    """Comes back when one is readable, or after `seconds`."""
-    poll = select.poll()
-    for descriptor in descriptors:
-        poll.register(descriptor, select.POLLIN)
-    poll.poll(max(0.0, seconds) * 1000)
+    def _not_stopped(self, nodes: Iterable[int]) -> list[int]:
+        return [k for k in nodes if self._nodes.present(k) and self._remotes[k].stopped < self._stops]

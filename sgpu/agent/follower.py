@@ -15,11 +15,11 @@ from sgpu.agent.wire import Message
 from sgpu.agent.workers import LocalHost, NodeUnfitError, ZygoteLostError, worker_name
 from sgpu.contract.clock import Clock
 from sgpu.contract.exits import exit_code
-from sgpu.contract.heartbeat import Page, Request
+from sgpu.contract.heartbeat import Page, Request, WorkerState
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import read_status
 
-_TURN_SECONDS = 0.05
+_TURN_SECONDS = 0.02
 _RETRY_SECONDS = 0.1
 
 
@@ -54,6 +54,7 @@ class Follower:
         self._asked = asked
         self._generation = 0
         self._ranks: set[int] = set()
+        self._told_states: list[WorkerState] = []
         self._told_ready = self._told_asked = self._lost = self._ended = False
 
     def serve(self) -> None:
@@ -103,7 +104,10 @@ class Follower:
             self._host.start(
                 message["name"], rank=message["rank"], generation=message["generation"],
                 environment={**message["environment"], **self._place.environment}, log=pathlib.Path(message["log"]),
+                parked=message["parked"],
             )  # fmt: skip
+        elif operation == "interrupt":
+            self._host.interrupt(message["names"], message["generation"])
         elif operation == "signal":
             self._host.signal(message["name"], message["number"])
         elif operation == "examine":
@@ -114,7 +118,10 @@ class Follower:
                 Request(message["what"]), stop_step=message["stop_step"], deadline_ns=int(deadline * 1e9)
             )
         elif operation == "stop":
-            self._host.stop_all(message["seconds"])
+            if message["names"] is None:
+                self._host.stop_all(message["seconds"])
+            else:
+                self._host.end(message["names"], message["seconds"])
             self._link.send(self._beat())
             self._link.send({"op": "stopped", "number": message["number"]})
         elif operation == "reopen":
@@ -127,9 +134,10 @@ class Follower:
         if self._lost:
             return
         try:
-            exits = self._host.wait(0.0)
-            if exits:
-                self._link.send(self._beat())  # how far they had come
+            exits, states = self._host.wait(0.0), self._states()
+            if exits or states != self._told_states:
+                self._told_states = states
+                self._link.send(self._beat())  # how far they had come; that they have failed, or are parked
             for ended in exits:
                 self._link.send({"op": "exited", **asdict(ended)})
             if not self._told_ready and self._host.ready():
@@ -137,6 +145,11 @@ class Follower:
                 self._link.send({"op": "ready"})
         except ZygoteLostError as error:
             self._tell_lost(error)
+
+    def _states(self) -> list[WorkerState]:
+        if self._place is None:
+            return []
+        return [self._place.page.slot(rank).read().state for rank in sorted(self._ranks)]
 
     def _tell_lost(self, error: ZygoteLostError) -> None:
         self._lost = True

@@ -23,6 +23,7 @@ from sgpu.health.probe import Finding, Verdict
 _FIRST_SECONDS = 5.0  # beside the import of torch: it costs a start nothing
 _BETWEEN_SECONDS = 0.3  # what a restart may wait for
 _EVERY_SECONDS = 60.0
+_END_SECONDS = 5.0
 
 
 class Look(Protocol):
@@ -108,14 +109,16 @@ class Examiner:
 class HealthyHost:
     """A `LocalHost` around another.
 
-    `ready` waits for the first look; each generation's first `start` waits for the look that the end of the one before
-    began, but not longer than a restart can bear: an answer that comes later counts for the next. Nothing that runs is
-    stopped. `wait` and `start` raise NodeUnfitError where a node that does not work yet cannot.
+     `ready` waits for the first look; the first `start` after a `stop_all` waits for the look that this began, but not
+     longer than a restart can bear: an answer that comes later counts for the next. Where workers go on in their
+     processes, none is waited for. Nothing that runs is stopped.
+    `wait` and `start` raise NodeUnfitError where a node that does not work yet cannot.
     """
 
     def __init__(self, local: LocalHost, examiner: Examiner, *, acts: bool, needed: int) -> None:
         self._local, self._examiner, self._acts, self._needed = local, examiner, acts, needed
-        self._working = False
+        self._working = self._goes_on = False
+        self._visible: dict[str, str | None] = {}
 
     def open(self) -> None:
         self._local.open()
@@ -142,16 +145,31 @@ class HealthyHost:
         return self._local.open_store(name)
 
     def start(
-        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
-    ) -> None:
+        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path,
+        parked: str | None = None,
+    ) -> None:  # fmt: skip
         if not self._working:
-            self._examiner.take_in(_BETWEEN_SECONDS)
+            self._examiner.take_in(0.0 if self._goes_on else _BETWEEN_SECONDS)
             self._refuse_if_unfit()
             self._working = True
         gpus = self._examiner.fitness.gpus
         if self._acts and gpus is not None:
             environment = {**environment, "CUDA_VISIBLE_DEVICES": ",".join(gpus[: self._needed])}
-        self._local.start(name, rank=rank, generation=generation, environment=environment, log=log)
+        if parked is not None and environment.get("CUDA_VISIBLE_DEVICES") != self._visible.pop(parked, None):
+            self._local.end([parked], _END_SECONDS)  # it has a context on a GPU that is left out by now
+            parked = None
+        self._visible[name] = environment.get("CUDA_VISIBLE_DEVICES")
+        self._local.start(
+            name, rank=rank, generation=generation, environment=environment, log=log, parked=parked
+        )  # fmt: skip
+
+    def interrupt(self, names: Sequence[str], generation: int) -> None:
+        self._examiner.begin(_FIRST_SECONDS)
+        self._working, self._goes_on = False, True
+        self._local.interrupt(names, generation)
+
+    def end(self, names: Sequence[str], seconds: float) -> None:
+        self._local.end(names, seconds)
 
     def wait(self, seconds: float) -> list[Exit]:
         if self._examiner.due():
@@ -177,7 +195,8 @@ class HealthyHost:
     def stop_all(self, seconds: float) -> None:
         if self._working:
             self._examiner.begin(_FIRST_SECONDS)
-        self._working = False
+        self._working = self._goes_on = False
+        self._visible.clear()
         self._local.stop_all(seconds)
 
     def close(self) -> None:

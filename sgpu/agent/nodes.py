@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import select
 import socket
 from dataclasses import asdict, dataclass
 
@@ -170,3 +171,11 @@ class Nodes:
         for link in self._links.values():
             link.close()
         self._links.clear()
+
+
+def poll(descriptors: list[int], seconds: float) -> None:
+    """Comes back when one is readable, or after `seconds`."""
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    waiting.poll(max(0.0, seconds) * 1000)

@@ -10,14 +10,20 @@ from sgpu.agent.failure import Failure
 from sgpu.contract.policies import RestartPolicy
 
 _LONGEST_BACKOFF_SECONDS = 60.0
+_MOST_IN_PROCESS = 2  # without a new checkpoint: then what they carry along is to be suspected
 
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
-    """One earlier failure, and the newest committed step when it happened (-1: none)."""
+    """One earlier failure, and the newest committed step when it happened (-1: none).
+
+    Attributes:
+        in_process: some worker went on in its process after it.
+    """
 
     failure: Failure
     committed_step: int
+    in_process: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +63,7 @@ def decide(
         return Decision(action="stop", reason=f"{failure.cause} would happen again")
     if policy.max_restarts == 0:
         return Decision(action="stop", reason="restarts are switched off")
-    ours = failure.kind in ("exception", "exit") or (failure.kind == "signal" and "SIGKILL" not in failure.cause)
+    ours = _is_ours(failure)
     if ours and failure.step == 0 and committed_step < 0 and not failure.collateral:
         return Decision(action="stop", reason="it failed before the first step was completed")
     since = [past for past in history if past.committed_step == committed_step]
@@ -80,3 +86,35 @@ def decide(
     if since:
         wait = min(_LONGEST_BACKOFF_SECONDS, policy.backoff_seconds * 2 ** (len(since) - 1)) * (1 + jitter)
     return Decision(action="restart", reason=f"{failure.cause} can be survived", wait_seconds=wait)
+
+
+def _is_ours(failure: Failure) -> bool:
+    """Whether the code brought it about, and not the machine or a person."""
+    return failure.kind in ("exception", "exit") or (failure.kind == "signal" and "SIGKILL" not in failure.cause)
+
+
+class History:
+    """The failures of a run, and what follows from one more."""
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._past: list[Past] = []
+
+    def __len__(self) -> int:
+        return len(self._past)
+
+    def add(self, failure: Failure, *, committed_step: int, in_process: bool) -> None:
+        """It was answered by a restart."""
+        self._past.append(Past(failure=failure, committed_step=committed_step, in_process=in_process))
+
+    def decide(self, failure: Failure, *, committed_step: int, jitter: float = 0.0) -> Decision:
+        return decide(failure, self._past, self._policy, committed_step=committed_step, jitter=jitter)
+
+    def may_go_on(self, failure: Failure, *, committed_step: int) -> bool:
+        """Whether workers may go on in their processes, as far as it is known now."""
+        without_progress = [past for past in self._past if past.in_process and past.committed_step == committed_step]
+        if not self._policy.in_process or len(without_progress) >= _MOST_IN_PROCESS:
+            return False
+        if self._past and self._past[-1].in_process and failure.step == 0 and _is_ours(failure):
+            return False  # it did not even get to its first step: what was kept may be the reason
+        return self.decide(failure, committed_step=committed_step).action == "restart"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -67,3 +67,24 @@ class Remote:
             yield {
                 "op": "ask", "rank": rank, "what": int(asked.what), "stop_step": asked.stop_step, "seconds": left,
             }  # fmt: skip
+
+
+class Whereabouts:
+    """On which node each worker is, of this generation and the one before."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[int, dict[str, int]] = {}
+
+    def note(self, name: str, node: int, generation: int) -> None:
+        self._nodes.setdefault(generation, {})[name] = node
+        for old in self._nodes.keys() - {generation, generation - 1}:
+            del self._nodes[old]
+
+    def elsewhere(self, names: Iterable[str]) -> dict[int, list[str]]:
+        """Those that are not on the first node, by node."""
+        found: dict[int, list[str]] = {}
+        for name in names:
+            node = next((nodes[name] for nodes in self._nodes.values() if name in nodes), 0)
+            if node:
+                found.setdefault(node, []).append(name)
+        return found

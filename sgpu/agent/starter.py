@@ -12,7 +12,7 @@ from sgpu.contract.rundir import RunDir
 
 
 class Starter(Protocol):
-    """Has agents started."""
+    """Has agents started by the back-end."""
 
     def start(self, node: int) -> None:
         """Starts the agent of a node."""

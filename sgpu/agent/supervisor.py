@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sgpu.agent import stopping
+from sgpu.agent.crew import Crew
 from sgpu.agent.failure import Failure
 from sgpu.agent.generation import Generation
 from sgpu.agent.hangs import Hangs
-from sgpu.agent.network import ReservedPort, worker_environment
 from sgpu.agent.notices import Notice
-from sgpu.agent.policy import Decision, Past, decide
+from sgpu.agent.policy import Decision, History
 from sgpu.agent.preemption import grace_seconds
 from sgpu.agent.recovery import Recovery
 from sgpu.agent.report import Commits, Report
@@ -27,7 +27,8 @@ from sgpu.contract.spec import RunSpec
 from sgpu.contract.status import State, Status
 
 _TURN_SECONDS = 0.05
-_STOP_SECONDS = 5.0
+_PARK_TURN_SECONDS = 0.01  # somebody waits for each of them
+_OVER = (WorkerState.FINISHED, WorkerState.FAILED, WorkerState.PARKED)
 
 
 class Supervisor:
@@ -55,17 +56,17 @@ class Supervisor:
         preempt_seconds: float = 30.0,
     ) -> None:
         self._run, self._spec, self._host, self._page, self._clock = run, spec, host, page, clock
-        self._stop_reason, self._notice_of, self._address = stop_reason, notice, address
+        self._stop_reason, self._notice_of = stop_reason, notice
         self._preempt_seconds = preempt_seconds
+        self._crew = Crew(run, spec, host, address=address)
         self._generation = Generation(run, first_generation, spec.world_size, clock)
-        self._history: list[Past] = []
+        self._history = History(spec.restarts)
         self._stopping: Stopping | None = None
         self._report = Report(run, page, host, clock)
         self._commits = Commits(run)
         self._hangs = Hangs(run, host, clock, spec.restarts)
         self._recovery, self._stragglers = Recovery(run), Stragglers()
         self._started_at = clock.monotonic()
-        self._port = ReservedPort(address)
 
     def _beats(self) -> list[Beat]:
         """Of the ranks of this generation."""
@@ -97,7 +98,7 @@ class Supervisor:
                 self._ask_to_stop("resize")
             else:
                 self._answer_requests()
-        self._port.close()
+        self._crew.close()
         return self._report.status
 
     def _out_of_time(self) -> bool:
@@ -115,6 +116,7 @@ class Supervisor:
         """Its workers ended with it, and what others are left cannot go on without them."""
         lost = self._lost(str(error), node=error.facts.get("node"))
         self._generation.add(replace(lost, unrecoverable=error.unrecoverable))
+        self._crew.lose(error.facts.get("node", 0), self._generation.running)
         self._host.reopen()
 
     # ---- a generation
@@ -130,11 +132,11 @@ class Supervisor:
         live = replace(self._spec, world_size=len(members) * self._spec.gpus_per_node)
         self._generation.world_size = live.world_size
         try:
-            self._host.begin(members)
-            self._start_workers(number, live)
+            self._crew.start(number, live, members)
         except HostLostError as error:
             self._host_lost(error)
             return
+        self._generation.running = set(range(live.world_size))
         emit(self._run, "generation_started", generation=number, cause=cause)
         if live.world_size != before:
             for rank in range(live.world_size, self._spec.world_size):
@@ -167,22 +169,6 @@ class Supervisor:
             and all(beat.state is WorkerState.TRAINING for beat in self._beats())
         )
 
-    def _start_workers(self, number: int, live: RunSpec) -> None:
-        self._port.close()
-        self._port = ReservedPort(self._address)
-        store_port = self._host.open_store(f"store{number}")
-        for rank in range(live.world_size):
-            self._run.attempt(number, rank).mkdir(parents=True, exist_ok=True, mode=0o700)
-            environment = worker_environment(
-                live, self._run, rank=rank, generation=number, address=self._address, store_port=store_port,
-                master_port=self._port.port,
-            )  # fmt: skip
-            self._host.start(
-                worker_name(number, rank), rank=rank, generation=number, environment=environment,
-                log=self._run.log(number, rank),
-            )  # fmt: skip
-        self._generation.running = set(range(live.world_size))
-
     def _notice(self, exits: list[Exit]) -> None:
         """Takes in what ended, and which ranks say that they are done."""
         generation, beats = self._generation, self._beats()
@@ -194,7 +180,7 @@ class Supervisor:
                     generation.running.discard(rank)
                     generation.judge(rank, beats[rank], ended if self._stopping is None else None)
         for rank, beat in enumerate(beats):
-            if beat.state is WorkerState.FINISHED and beat.generation == generation.number:
+            if beat.state in _OVER and beat.generation == generation.number:
                 generation.judge(rank, beat, None)
         if self._recovery.pending:
             self._recovery.look(
@@ -214,27 +200,41 @@ class Supervisor:
             self._run, "failure", generation=failure.generation, rank=failure.rank, step=failure.step,
             cause=failure.cause, message=failure.message,
         )  # fmt: skip
-        self._stop_workers()
+        kept = self._withdraw(failure)
         committed_step = self._commits.newest()
-        decision = decide(
-            failure, self._history, self._spec.restarts, committed_step=committed_step, jitter=random.random() / 4
-        )
+        decision = self._history.decide(failure, committed_step=committed_step, jitter=random.random() / 4)
         if decision.action == "stop":
             self._fail(failure, decision)
             return
         self._recovery.begin(failed_at=self._generation.first_failure_at, beats=self._beats())
-        self._history.append(Past(failure=failure, committed_step=committed_step))
+        self._history.add(failure, committed_step=committed_step, in_process=bool(kept))
         self._report.restarting()
         number = self._generation.number + 1
         emit(
             self._run, "restarting", generation=number, rank=failure.rank, from_step=max(0, committed_step),
-            attempt=self._report.status.restarts, backoff_seconds=decision.wait_seconds,
+            attempt=self._report.status.restarts, backoff_seconds=decision.wait_seconds, kept=sorted(kept),
         )  # fmt: skip
         self._back_off(decision.wait_seconds)
         if self._stop_reason() is not None:
             self._answer_requests()
         elif not self._out_of_time():
             self._start_generation(number, cause=failure.message or failure.cause)
+
+    def _withdraw(self, failure: Failure) -> set[int]:
+        """Ends the failed generation; the ranks whose processes stay, parked."""
+        generation = self._generation
+        may = self._history.may_go_on(failure, committed_step=self._commits.newest())
+        if not may or not generation.running:
+            self._stop_workers()
+            return set()
+        withdrawal = self._crew.withdraw(generation.number, generation.running, self._clock.monotonic())
+        while not withdrawal.done(self._beats(), generation.running, self._clock.monotonic()):
+            if self._stop_reason() is not None or self._out_of_time():
+                self._stop_workers()
+                return set()
+            self._notice(self._wait(_PARK_TURN_SECONDS))
+        self._crew.keep(generation.number, generation.running)
+        return set(generation.running)
 
     def _back_off(self, seconds: float) -> None:
         until = self._clock.monotonic() + seconds
@@ -296,5 +296,5 @@ class Supervisor:
         self._report.ended(state)
 
     def _stop_workers(self) -> None:
-        self._host.stop_all(_STOP_SECONDS)
+        self._crew.stop()
         self._generation.running.clear()

@@ -9,11 +9,12 @@ The greeting proves to both sides that the other knows the run's token, which it
 From then on each line is `<signature> <JSON>`. The signature covers the direction and a running number: a line that was
 altered, repeated, left out or sent back to its sender is not believed.
 
-    controller -> node   start   name, rank, generation, environment, log
+    controller -> node   start   name, rank, generation, environment, log, parked (the worker that begins anew, or null)
+                         interrupt  names, generation     workers give up their calls, and park
                          signal  name, number
                          examine name, into               a file for what the kernel tells of a worker
                          ask     rank, what, stop_step, seconds (left; 0: no limit)
-                         stop    number, seconds          end all workers, and answer with that number
+                         stop    number, seconds, names   end these workers (null: all), and answer with that number
                          reopen                           after `lost`
                          be      node                     a spare takes the place of a node that was lost
                          end                              the run is over

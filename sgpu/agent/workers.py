@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,7 +28,8 @@ class Exit:
 
 class WorkerHost(Protocol):
     """Order of calls: open, then per generation wait until ready (or enough `members`), begin, open_store, start ...,
-    wait ..., stop_all; close.
+    wait ..., stop_all; close. A generation whose workers may go on as the next one's ends with interrupt, wait ..., end
+    instead of stop_all.
     """
 
     def open(self) -> None:
@@ -44,15 +45,26 @@ class WorkerHost(Protocol):
         """The nodes on which it does, once it does on all that are not lost; empty: not yet."""
 
     def begin(self, members: tuple[int, ...]) -> None:
-        """Ranks are dealt out to these nodes, in this order, until the next call. No worker runs meanwhile."""
+        """Ranks are dealt out to these nodes, in this order, until the next call. Meanwhile no worker runs, or all that
+        do are parked."""
 
     def open_store(self, name: str) -> int:
         """Starts a store for a generation; its port. Raises HostLostError."""
 
     def start(
-        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
+        self,
+        name: str,
+        *,
+        rank: int,
+        generation: int,
+        environment: Mapping[str, str],
+        log: pathlib.Path,
+        parked: str | None = None,
     ) -> None:
-        """Starts one worker. Raises HostLostError."""
+        """Starts one worker: the process of the one that is `parked` begins anew, or where it is gone another.
+
+        Raises HostLostError.
+        """
 
     def wait(self, seconds: float) -> list[Exit]:
         """What ended, as soon as something did, or after `seconds`. Raises HostLostError."""
@@ -65,6 +77,12 @@ class WorkerHost(Protocol):
 
     def examine(self, name: str, into: pathlib.Path) -> None:
         """Has what the kernel tells of a worker added to a file; see kernel_view.py."""
+
+    def interrupt(self, names: Sequence[str], generation: int) -> None:
+        """Tells workers to give up their calls as this generation's, and to park; returns at once."""
+
+    def end(self, names: Sequence[str], seconds: float) -> None:
+        """As stop_all, of some workers and stores, and of what ended ones have left."""
 
     def stop_all(self, seconds: float) -> None:
         """Ends every worker, what it started, and every store; comes back when they are gone (or after `seconds`)."""
@@ -104,3 +122,9 @@ class NodeUnfitError(ZygoteLostError):
 
 class NodeLostError(HostLostError):
     """The agent of another node is gone or silent."""
+
+
+def all_lost(losses: Sequence[HostLostError]) -> HostLostError:
+    """What was lost at once is one failure."""
+    first = losses[0]
+    return first if len(losses) == 1 else NodeLostError("; ".join(map(str, losses)), node=first.node)

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sgpu.agent import kernel_view, strays
@@ -100,19 +100,25 @@ class ZygoteHost:
         return int(port)
 
     def start(
-        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
-    ) -> None:
-        self._send(
-            {
-                "op": "worker",
-                "id": name,
-                "rank": rank,
-                "generation": generation,
-                "environment": dict(environment),
-                "log": str(log),
-                "run": str(self._run),
-            }
-        )
+        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path,
+        parked: str | None = None,
+    ) -> None:  # fmt: skip
+        told = {"rank": rank, "generation": generation, "environment": dict(environment), "log": str(log)}
+        pid = self._pids.pop(parked, None) if parked is not None else None
+        if pid is None:
+            self._send({"op": "worker", "id": name, "run": str(self._run), **told})
+            return
+        self._names[pid], self._pids[name] = name, pid
+        self._tell(pid, {"op": "begin", **told})
+
+    def interrupt(self, names: Sequence[str], generation: int) -> None:
+        for name in names:
+            pid = self._pids.get(name)
+            if pid is not None:
+                self._tell(pid, {"op": "interrupt", "generation": generation})
+
+    def _tell(self, pid: int, message: dict[str, Any]) -> None:
+        self._send({"op": "tell", "pid": pid, "message": message})
 
     def wait(self, seconds: float) -> list[Exit]:
         deadline = time.monotonic() + seconds
@@ -151,15 +157,22 @@ class ZygoteHost:
     def nodes(self) -> tuple[NodeStatus, ...]:
         return ()
 
+    def end(self, names: Sequence[str], seconds: float) -> None:
+        self._end({pid for pid, name in self._names.items() if name in names}, seconds)
+        self._exits = [each for each in self._exits if each.name not in names]
+
     def stop_all(self, seconds: float) -> None:
-        for pid in list(self._names):
+        self._end(set(self._names), seconds)
+        self._exits.clear()
+
+    def _end(self, pids: set[int], seconds: float) -> None:
+        for pid in pids:
             _signal_group(pid, signal.SIGKILL)
         deadline = time.monotonic() + seconds
         with contextlib.suppress(ZygoteLostError):  # then they end with it; whoever uses it next is told
-            while self._names and time.monotonic() < deadline and self._selector.select(deadline - time.monotonic()):
+            while pids & self._names.keys() and self._selector.select(max(0.0, deadline - time.monotonic())):
                 self._read()
                 self._drain()
-        self._exits.clear()
         self._end_strays()
 
     def _end_strays(self) -> None:

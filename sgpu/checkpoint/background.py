@@ -14,7 +14,7 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sgpu.checkpoint.helper.finish import failed, try_to_tell
-from sgpu.checkpoint.helper.writers import Writer
+from sgpu.checkpoint.helper.writers import LeftError, Writer
 from sgpu.checkpoint.live.stage import Staged
 from sgpu.checkpoint.stores import trouble
 from sgpu.checkpoint.stores.store import Store
@@ -125,6 +125,9 @@ def finish_in_background(
         finished = writer.save(whole, mark, handed)
         reason = ""
         return finished
+    except LeftError:
+        reason = ""
+        raise
     except (OSError, CheckpointError) as error:
         if isinstance(error, CheckpointSaveError) and "step" in error.facts:
             reason, facts = trouble.cause(error)

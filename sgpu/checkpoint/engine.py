@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import logging
 import os
 import secrets
-import weakref
 from collections.abc import Collection, Mapping
+from concurrent.futures import wait
 from types import TracebackType
 from typing import Any, Literal
 
 from sgpu import settings
-from sgpu.checkpoint import arguments, versions
+from sgpu.checkpoint import arguments, leaving, versions
 from sgpu.checkpoint.attempts import Attempts
 from sgpu.checkpoint.background import Background, Flight, call_before_steps, finish_in_background
 from sgpu.checkpoint.helper.finish import try_to_tell
@@ -110,8 +109,7 @@ class Checkpointer:
             self._parts, self._per_rank, self._ranks.rank, self._ranks.world_size, self._writer.segment
         )
         self._background = Background()
-        self._settled = False
-        self._saves = 0
+        self._settled, self._closed, self._saves = False, False, 0
         self._salt = secrets.token_bytes(4)
         self._clock: Clock = SystemClock()
         self._generation = generation
@@ -122,9 +120,7 @@ class Checkpointer:
         self._restored_from: str | None = None
         self._damaged: frozenset[str] = frozenset()
         self._flight: Flight | None = None
-        self._closed = False
-        self._at_exit = functools.partial(_close_at_exit, weakref.ref(self))
-        atexit.register(self._at_exit)
+        leaving.opened(self)
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -166,8 +162,7 @@ class Checkpointer:
         """
         if self._restored_from is None:
             raise CheckpointError("nothing was restored: call restore() first, and see that it found a checkpoint.")
-        restorer = Restorer(self._store, self._parts, self._per_rank, self._ranks)
-        return restorer.per_rank_state(self._restored_from, rank)
+        return Restorer(self._store, self._parts, self._per_rank, self._ranks).per_rank_state(self._restored_from, rank)
 
     def save(self, step: int, *, metadata: dict[str, Any] | None = None) -> None:
         """Takes the state as it is now, and returns; the checkpoint appears in the background.
@@ -242,16 +237,19 @@ class Checkpointer:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self._at_exit)
         self._settle()
-        for hook in self._hooks:
-            hook.remove()
-        self._background.close()
-        self._stager.close()
+        self._release()
         self._writer.close()
         self._attempts.close()
         self._ranks.close()
         self._outcomes.raise_error()
+
+    def _release(self) -> None:
+        leaving.closed(self)
+        for hook in self._hooks:
+            hook.remove()
+        self._background.close()
+        self._stager.close()
 
     def leave(self) -> None:
         """What happens at the interpreter's end without `close()`: finishes what can be, and says what was lost."""
@@ -262,6 +260,15 @@ class Checkpointer:
             self.close()
         except CheckpointError as error:
             log.error("the process ends, and nobody asked how its last save went: %s", error)
+
+    def let_go(self) -> None:
+        """What happens where the process goes on after the call that made this: hands over what is staged."""
+        self._writer.hurry(LEAVING_SECONDS)
+        if (flight := self._flight) is not None and flight.handed.wait(LEAVING_SECONDS) and not self._writer.outlives:
+            wait([flight.work], LEAVING_SECONDS)
+        self._closed = True
+        self._release()
+        self._writer.leave()
 
     def _require_open(self) -> None:
         if self._closed:
@@ -291,9 +298,3 @@ class Checkpointer:
         if flight is not None:
             self._outcomes.settle(flight, in_save=in_save)
             self._deferring = self._deferring and not self._outcomes.changed_early
-
-
-def _close_at_exit(reference: weakref.ref[Checkpointer]) -> None:
-    checkpointer = reference()
-    if checkpointer is not None:
-        checkpointer.leave()

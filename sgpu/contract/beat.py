@@ -31,6 +31,8 @@ class WorkerState(IntEnum):
     STARTING = 1
     TRAINING = 2
     FINISHED = 3
+    FAILED = 4  # the outcome is written, and the process clears up after its call
+    PARKED = 5  # the call is over without a result; the process waits to begin anew
 
 
 class Request(IntEnum):

@@ -24,7 +24,7 @@ KINDS: dict[str, str] = {
     "checkpoint_removed": "step, path",
     "failure": "rank, step, cause (exit 3, signal 9, exception, hang), message",
     "resized": "from_world_size, to_world_size",
-    "restarting": "from_step, attempt, backoff_seconds",
+    "restarting": "from_step, attempt, backoff_seconds, kept (ranks whose processes go on)",
     "resumed": "from_step, recomputed_steps, seconds from the failure to the first new step",
     "node_joined": "node, address, seconds since its agent was started",
     "node_lost": "node, message",

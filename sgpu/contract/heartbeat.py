@@ -36,14 +36,14 @@ _MEASURED_AT = 200
 _SPINS = 20
 _READ_ATTEMPTS = 70
 _READ_PAUSE_SECONDS = 0.0005
+_revoked = 0
 
 
 class Slot:
     """One rank's part of the page. One writer: the worker (the request field: the supervisor)."""
 
     def __init__(self, memory: mmap.mmap, offset: int) -> None:
-        self._memory = memory
-        self._at = offset
+        self._memory, self._at, self._of_call = memory, offset, _revoked
         self._load(self.read())
 
     def _load(self, beat: Beat) -> None:
@@ -63,6 +63,7 @@ class Slot:
         """Takes the slot for a new process of this rank; time since the last beat of the old one was a restart's."""
         before, now = self.read(), time.monotonic_ns()
         self._load(before)
+        self._of_call = _revoked
         if before.state in (WorkerState.TRAINING, WorkerState.STARTING) and before.pid:
             self._ledger.lapse(now, heard_ns=before.beat_ns, rest=Category.RESTARTING)
         else:
@@ -113,6 +114,19 @@ class Slot:
         now = time.monotonic_ns()
         self._ledger.turn(Category.IDLE, now)
         self._state = int(WorkerState.FINISHED)
+        self._write(now)
+
+    def fail(self, *, parked: bool) -> None:
+        """The call is over without a result; `parked`: all is cleared up. From now on, time is a restart's.
+
+        Other Slots that this process has made by now write no more: what the call left may still be closing.
+        """
+        global _revoked
+        self._of_call = _revoked = _revoked + 1
+        self._load(self.read())
+        self._state = int(WorkerState.PARKED if parked else WorkerState.FAILED)
+        now = time.monotonic_ns()
+        self._ledger.turn(Category.RESTARTING, now)
         self._write(now)
 
     def close_ledger(self, until_ns: int | None = None) -> None:
@@ -206,6 +220,8 @@ class Slot:
         )
 
     def _write(self, now: int) -> None:
+        if self._of_call != _revoked:
+            return
         memory, at = self._memory, self._at
         (sequence,) = _SEQUENCE.unpack_from(memory, at)
         sequence += sequence % 2  # a writer that died in the middle left it odd

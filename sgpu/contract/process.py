@@ -6,6 +6,7 @@ import ctypes
 import os
 import pathlib
 import signal
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,6 +62,20 @@ def this_process() -> ProcessId:
     if found is None:
         raise RuntimeError("/proc is not readable; sgpu needs a Linux /proc")
     return found
+
+
+_began_anew_ns: int | None = None
+
+
+def begin_anew() -> None:
+    """This process takes the place of another, which was its own."""
+    global _began_anew_ns
+    _began_anew_ns = time.monotonic_ns()
+
+
+def began_ns() -> int:
+    """When what this process is now began, monotonic: it, or its newest place."""
+    return _began_anew_ns if _began_anew_ns is not None else this_process().started_ns
 
 
 def _stat(pid: int) -> tuple[str, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -25,9 +25,9 @@ class ScriptedHost:
     """Does one turn of its script at each `wait`; without one, lets the time of `wait` pass.
 
     Attributes:
-        calls: what the supervisor asked for, in order: ("store", name), ("start", name), ("signal", name, number),
-            ("examine", name),
-            ("stop_all",), ("reopen",), ("begin", members), ("close",).
+        calls: what the supervisor asked for, in order: ("store", name), ("start", name), ("begin anew", parked, name),
+            ("signal", name, number), ("examine", name), ("interrupt", *names), ("end", *names), ("stop_all",),
+            ("reopen",), ("begin", members), ("close",).
         generation: of the newest start.
         standing_still: names of workers that a signal has stopped.
         node_count, missing: how many nodes there are, and which of them are lost.
@@ -66,9 +66,10 @@ class ScriptedHost:
         return 1
 
     def start(
-        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
-    ) -> None:
-        self.calls.append(("start", name))
+        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path,
+        parked: str | None = None,
+    ) -> None:  # fmt: skip
+        self.calls.append(("start", name) if parked is None else ("begin anew", parked, name))
         self.environments[name] = environment
         self.generation = generation
         self.page.slot(rank).start(generation, pid=os.getpid())
@@ -100,6 +101,12 @@ class ScriptedHost:
 
     def nodes(self) -> tuple[NodeStatus, ...]:
         return ()
+
+    def interrupt(self, names: Sequence[str], generation: int) -> None:
+        self.calls.append(("interrupt", *names))
+
+    def end(self, names: Sequence[str], seconds: float) -> None:
+        self.calls.append(("end", *names))
 
     def stop_all(self, seconds: float) -> None:
         self.calls.append(("stop_all",))
@@ -162,6 +169,28 @@ def raises(rank: int, exception_type: str = "ValueError", message: str = "boom",
     def turn(host: ScriptedHost) -> list[Exit]:
         host.outcome(rank, "exception", exception_type=exception_type, message=message, **facts)
         return [host.exited(rank, 1 << 8)]
+
+    return turn
+
+
+def fails(rank: int, exception_type: str = "ValueError", message: str = "boom", **facts: Any) -> Turn:
+    """The rank's function raises, and its process clears up after it."""
+
+    def turn(host: ScriptedHost) -> list[Exit]:
+        host.outcome(rank, "exception", exception_type=exception_type, message=message, **facts)
+        host.page.slot(rank).fail(parked=False)
+        return []
+
+    return turn
+
+
+def parks(*ranks: int) -> Turn:
+    """The ranks have given up their calls, and wait to begin anew."""
+
+    def turn(host: ScriptedHost) -> list[Exit]:
+        for rank in ranks:
+            host.page.slot(rank).fail(parked=True)
+        return []
 
     return turn
 

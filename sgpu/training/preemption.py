@@ -34,6 +34,11 @@ def _note(number: int, _frame: FrameType | None) -> None:
         request.note(number)
 
 
+def forget_requests() -> None:
+    """The function was given up: loops that it had made are asked nothing any more."""
+    _live.clear()
+
+
 class StopRequest:
     """Whether this rank was asked to save and stop, and by when.
 

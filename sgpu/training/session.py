@@ -46,7 +46,7 @@ class Session:
     forwarder: subprocess.Popen[bytes] | None = None
 
     def seconds_since_start(self) -> float:
-        """Since this rank's process of this generation was started."""
+        """Since this rank of this generation was started."""
         return max(0.0, (time.monotonic_ns() - self.started_ns) / 1e9)
 
     def emit(self, kind: str, **facts: Any) -> None:
@@ -116,7 +116,7 @@ def open_session() -> Session:
         spec = read_spec(run)
         return Session(
             run=run, slot=slot, rank=rank, world_size=world_size, generation=settings.generation(), supervised=True,
-            policy=spec.checkpoints, started_ns=process.this_process().started_ns, seed=spec.seed,
+            policy=spec.checkpoints, started_ns=process.began_ns(), seed=spec.seed,
         )  # fmt: skip
     restart = settings.torchrun_restart()
     if restart is None:
@@ -130,7 +130,7 @@ def open_session() -> Session:
     slot.start(generation)
     return Session(
         run=run, slot=slot, rank=rank, world_size=world_size, generation=generation, supervised=False,
-        policy=CheckpointPolicy(), started_ns=process.this_process().started_ns, seed=read_spec(run).seed,
+        policy=CheckpointPolicy(), started_ns=process.began_ns(), seed=read_spec(run).seed,
         forwarder=_start_forwarder(run) if rank == 0 else None,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""`python -m sgpu.worker RUN RANK GENERATION`: a worker in a fresh interpreter, where forking is not safe."""
+"""`python -m sgpu.worker RUN RANK GENERATION CONTROL`: a worker in a fresh interpreter, where forking is not safe."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import pathlib
 import sys
 
-from sgpu.worker.bootstrap import run_worker
+from sgpu.worker.life import run_worker
 
 
 def main() -> None:
     try:
-        run_worker(pathlib.Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+        run_worker(pathlib.Path(sys.argv[1]), *map(int, sys.argv[2:5]))
     except SystemExit as error:
         # As a forked worker: background threads that wait for other ranks must not hold a failed one.
         sys.stdout.flush()

@@ -1,29 +1,26 @@
-"""What happens around the user's function in one worker: set up, call, write the outcome, leave."""
+"""What happens around one call of the user's function: set up, call, and what came of it."""
 
 from __future__ import annotations
 
-import faulthandler
 import io
 import os
-import pathlib
 import pickle
 import random
-import signal
 import sys
 import traceback
 from typing import Any
 
 import cloudpickle
 
-from sgpu import settings
 from sgpu.contract import payload
 from sgpu.contract.errors import SgpuError
 from sgpu.contract.failpoint import failpoint
-from sgpu.contract.heartbeat import Page, Slot
+from sgpu.contract.heartbeat import Slot
 from sgpu.contract.outcome import Outcome, rebuild_exception
 from sgpu.contract.rundir import RunDir
-from sgpu.contract.spec import RunSpec, read_spec
+from sgpu.contract.spec import RunSpec
 from sgpu.training import Preempted, seed_everything, settle_left_loops
+from sgpu.worker.control import Control, Restart
 from sgpu.worker.cpu import allow_nccl_names, separate_async_saves
 
 # Fails the same way each time, whatever machine it runs on. Errors of sgpu say it themselves.
@@ -43,46 +40,29 @@ _COLLATERAL = (
 )
 
 
-def run_worker(root: pathlib.Path, rank: int, generation: int) -> None:
-    """Calls the run's function as `rank` of `generation` and leaves its outcome in the run folder.
-
-    Raises:
-        SystemExit: always; 0 where there is a result, 1 where there is an exception, 3 where the run was preempted.
-    """
-    run = RunDir(root)
-    spec = read_spec(run)
-    slot = Page(run.node(settings.node()).heartbeat).slot(rank)
-    with (run.attempt(generation, rank) / "stacks").open("wb") as stacks:
-        faulthandler.enable(stacks, all_threads=True)
-        faulthandler.register(signal.SIGUSR2, stacks, all_threads=True, chain=False)
-        slot.start(generation)  # from here on the supervisor may ask for stacks
-        outcome = _call(run, spec, slot, rank, generation)
-        outcome.write(run)
-        slot.finish()
-        _leave_group(outcome.kind)
-        faulthandler.disable()
-    raise SystemExit({"result": 0, "preempted": 3}.get(outcome.kind, 1))
-
-
-def _call(run: RunDir, spec: RunSpec, slot: Slot, rank: int, generation: int) -> Outcome:
-    """The user's function, and what came of it; nothing that it raises gets past here."""
+def call(
+    run: RunDir, spec: RunSpec, slot: Slot, rank: int, generation: int, *, control: Control | None = None
+) -> Outcome | None:
+    """The user's function, and what came of it; nothing that it raises gets past here. None: `control` gave it up."""
     who = {"rank": rank, "generation": generation}
-    try:
+
+    def make() -> Outcome:
         failpoint("worker.reboot" if generation else "worker.boot", rank)
         _set_up(run, spec, rank)
-        call = payload.unpack(run.payload.read_bytes())
-        value = call.function(*call.args, **call.kwargs)
+        called = payload.unpack(run.payload.read_bytes())
+        value = called.function(*called.args, **called.kwargs)
         settle_left_loops()
         failpoint("worker.result", rank)
         content, problem = _pack_result(value)
         return Outcome(
-            kind="result",
-            rank=rank,
+            kind="result", step=slot.read().step, result=content, result_problem=problem, rank=rank,
             generation=generation,
-            step=slot.read().step,
-            result=content,
-            result_problem=problem,
-        )
+        )  # fmt: skip
+
+    try:
+        return make() if control is None else control.call(make)
+    except Restart:
+        return None
     except Preempted as error:
         return Outcome(kind="preempted", step=slot.read().step, message=str(error), rank=rank, generation=generation)
     except Exception as error:  # noqa: BLE001 - user code may raise anything; it is told to the user as it is
@@ -91,14 +71,18 @@ def _call(run: RunDir, spec: RunSpec, slot: Slot, rank: int, generation: int) ->
         return _exception(error, "exit", slot, **who)
 
 
+def prepare(spec: RunSpec) -> None:
+    """Once a process."""
+    if spec.accelerator == "cpu":
+        allow_nccl_names()
+        separate_async_saves()
+
+
 def _set_up(run: RunDir, spec: RunSpec, rank: int) -> None:
     folders = [str(run.code), *spec.sys_path]
     sys.path[:] = folders + [entry for entry in sys.path if entry not in folders]
     os.chdir(spec.working_dir)
     sys.argv = [spec.name]
-    if spec.accelerator == "cpu":
-        allow_nccl_names()
-        separate_async_saves()
     # Each rank draws a stream of its own, the same one after a restart.
     seed_everything(random.Random(f"{spec.seed}/{rank}").getrandbits(63))
 
@@ -170,7 +154,7 @@ def _user_traceback(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, at)).rstrip()
 
 
-def _leave_group(kind: str) -> None:
+def leave_group(kind: str) -> None:
     """A rank that succeeded says good-bye to its group; one that failed just goes, so that its peers notice at once."""
     distributed: Any = sys.modules.get("torch.distributed")
     if kind == "result" and distributed is not None and distributed.is_available() and distributed.is_initialized():

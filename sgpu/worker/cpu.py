@@ -68,10 +68,18 @@ def separate_async_saves() -> None:
             module.async_save = replacement  # type: ignore[attr-defined]
 
 
+_made: dict[str, Any] = {"world": None, "group": None}
+
+
+def forget_groups() -> None:
+    """The process groups were given up."""
+    _made.update(world=None, group=None)
+
+
 def _separate(original: Any) -> Any:
     import torch.distributed as dist
 
-    made: dict[str, Any] = {"world": None, "group": None}
+    made = _made
 
     @functools.wraps(original)
     def async_save(*args: Any, **kwargs: Any) -> Any:

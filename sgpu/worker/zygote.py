@@ -8,6 +8,7 @@ started threads at import all the same, workers are executed afresh instead of f
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -17,7 +18,6 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 from sgpu import settings
@@ -35,7 +35,7 @@ _WARM = (
     "torch.utils.data",
     "numpy",
     "cloudpickle",
-    "sgpu.worker.bootstrap",
+    "sgpu.worker.life",
     "sgpu.training.loop",
     "sgpu.checkpoint.engine",
     "sgpu.data.loader",
@@ -56,6 +56,7 @@ class Zygote:
     Commands:
         {"op": "worker", "id", "environment", "log", "run", "rank", "generation"}
         {"op": "store", "id", "log", "address"}
+        {"op": "tell", "pid", "message"}       a line for a worker's control pipe, see control.py
     Replies:
         {"event": "ready", "forks", "seconds"}
         {"event": "started", "id", "pid"}
@@ -67,6 +68,7 @@ class Zygote:
         self._commands = commands
         self._replies = replies
         self._forks = True
+        self._controls: dict[int, int] = {}
 
     def serve(self) -> None:
         started = time.monotonic()
@@ -99,18 +101,29 @@ class Zygote:
                     self.obey(json.loads(line))
 
     def obey(self, command: dict[str, Any]) -> None:
-        child = _worker if command["op"] == "worker" else _store
-        store_read, store_write = os.pipe() if command["op"] == "store" else (-1, -1)
-        parent = os.getpid()
+        if command["op"] == "tell":
+            self._tell(command["pid"], command["message"])
+            return
+        is_store, parent = command["op"] == "store", os.getpid()
+        read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
-            _in_child(command, parent, child, store_write, fresh=not self._forks)
+            _in_child(command, parent, write if is_store else read, fresh=not self._forks)
+        os.close(write if is_store else read)
+        if not is_store:
+            os.set_blocking(write, False)
+            self._controls[pid] = write
         self._reply(event="started", id=command["id"], pid=pid)
-        if command["op"] == "store":
-            os.close(store_write)
-            with os.fdopen(store_read) as file:
+        if is_store:
+            with os.fdopen(read) as file:
                 port = file.readline()
             self._reply(event="store", id=command["id"], port=int(port) if port else None)
+
+    def _tell(self, pid: int, message: dict[str, Any]) -> None:
+        control = self._controls.get(pid)
+        if control is not None:
+            with contextlib.suppress(BrokenPipeError, BlockingIOError):  # it is gone, or takes no word any more
+                os.write(control, (json.dumps(message) + "\n").encode())
 
     def _reap(self) -> None:
         while True:
@@ -120,15 +133,16 @@ class Zygote:
                 return
             if pid == 0:
                 return
+            control = self._controls.pop(pid, None)
+            if control is not None:
+                os.close(control)
             self._reply(event="exited", pid=pid, status=status)
 
     def _reply(self, **reply: Any) -> None:
         os.write(self._replies, (json.dumps(reply) + "\n").encode())
 
 
-def _in_child(
-    command: dict[str, Any], parent: int, child: Callable[..., None], store_write: int, *, fresh: bool
-) -> NoReturn:
+def _in_child(command: dict[str, Any], parent: int, pipe: int, *, fresh: bool) -> NoReturn:
     """A forked child's whole life. It never returns into the zygote's loop."""
     status = 1
     try:
@@ -136,15 +150,15 @@ def _in_child(
         die_with_parent(parent)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        for number in _LEFT_TO_THE_AGENT if child is _worker else ():
+        for number in _LEFT_TO_THE_AGENT if command["op"] == "worker" else ():
             signal.signal(number, signal.SIG_DFL)
-        _take_log(pathlib.Path(command["log"]), keep=store_write)
-        if child is _store:
-            _store(store_write, command["address"])
+        _take_log(pathlib.Path(command["log"]), keep=pipe)
+        if command["op"] == "store":
+            _store(pipe, command["address"])
         elif fresh:
-            _execute(command)
+            _execute(command, pipe)
         else:
-            _worker(command)
+            _worker(command, pipe)
         status = 0
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else 1
@@ -175,18 +189,19 @@ def _take_log(log: pathlib.Path, keep: int) -> None:
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
-def _worker(command: dict[str, Any]) -> None:
+def _worker(command: dict[str, Any], control: int) -> None:
     from sgpu.contract import failpoint
-    from sgpu.worker.bootstrap import run_worker
+    from sgpu.worker.life import run_worker
 
     gc.enable()
     settings.adopt(command["environment"])
     failpoint.reset()
-    run_worker(pathlib.Path(command["run"]), command["rank"], command["generation"])
+    run_worker(pathlib.Path(command["run"]), command["rank"], command["generation"], control)
 
 
-def _execute(command: dict[str, Any]) -> None:
-    arguments = [command["run"], str(command["rank"]), str(command["generation"])]
+def _execute(command: dict[str, Any], control: int) -> None:
+    arguments = [command["run"], str(command["rank"]), str(command["generation"]), str(control)]
+    os.set_inheritable(control, True)
     os.execve(
         sys.executable,
         [sys.executable, "-m", "sgpu.worker", *arguments],

@@ -8,7 +8,7 @@ import pathlib
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from sgpu.agent.link import LinkLostError
 from sgpu.agent.nodes import Nodes, read_controller
 from sgpu.agent.notices import Notice
 from sgpu.agent.workers import Exit, NodeLostError, NodeUnfitError, ZygoteLostError
-from sgpu.contract.heartbeat import Category, Page, Request
+from sgpu.contract.heartbeat import Category, Page, Request, WorkerState
 from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.records import read_all
 from sgpu.contract.rundir import RunDir
@@ -63,9 +63,11 @@ class Hands:
         return 29500
 
     def start(
-        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path
-    ) -> None:
-        self.calls.append(("start", name, rank, generation, environment["RANK"], str(log)))
+        self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path,
+        parked: str | None = None,
+    ) -> None:  # fmt: skip
+        out_of = () if parked is None else (parked,)
+        self.calls.append(("start", name, rank, generation, environment["RANK"], str(log), *out_of))
 
     def wait(self, seconds: float) -> list[Exit]:
         if self.unfit is not None:
@@ -87,13 +89,19 @@ class Hands:
     def nodes(self) -> tuple[NodeStatus, ...]:
         return ()
 
+    def interrupt(self, names: Sequence[str], generation: int) -> None:
+        self.calls.append(("interrupt", generation, *names))
+
+    def end(self, names: Sequence[str], seconds: float) -> None:
+        self.calls.append(("end", *names))
+
     def stop_all(self, seconds: float) -> None:
         self.calls.append(("stop_all",))
 
     def close(self) -> None:
         self.calls.append(("close",))
 
-    def end(self) -> None:
+    def let_go(self) -> None:
         os.close(self._read)
         os.close(self._write)
 
@@ -139,7 +147,7 @@ class Node:
         return self.place.page
 
     def end(self) -> None:
-        self.hands.end()
+        self.hands.let_go()
         if self.link is not None:
             self.link.close()
 
@@ -208,7 +216,9 @@ class Cluster:
 
     def stop_all(self) -> None:
         """`stop_all` waits for the nodes, so they turn beside it."""
-        stopping = threading.Thread(target=self.host.stop_all, args=(2.0,))
+        self.beside(threading.Thread(target=self.host.stop_all, args=(2.0,)))
+
+    def beside(self, stopping: threading.Thread) -> None:
         stopping.start()
         deadline = time.monotonic() + 20
         while stopping.is_alive() and time.monotonic() < deadline:
@@ -227,7 +237,7 @@ class Cluster:
 
     def end(self) -> None:
         self.listening.close()
-        self.hands.end()
+        self.hands.let_go()
         for node in self.everybody:
             node.end()
 
@@ -378,6 +388,37 @@ def test_all_are_stopped_before_it_goes_on(cluster: Callable[..., Cluster]) -> N
         assert hands.calls[-1] == ("stop_all",)
     assert run.host.wait(0.0) == [], "what ended because it was stopped is nobody's failure"
     assert run.host.ready()
+
+
+def test_some_workers_are_told_to_park_and_some_are_ended_on_their_nodes(cluster: Callable[..., Cluster]) -> None:
+    """Nodes that have none of them are not asked, nor waited for."""
+    run = cluster(3)
+    nodes = run.up()
+    run.start()
+    run.host.interrupt(["rank1.g0", "rank2.g0", "rank3.g0"], 0)
+    run.until(lambda: ("interrupt", 0, "rank2.g0", "rank3.g0") in nodes[0].hands.calls)
+    assert ("interrupt", 0, "rank1.g0", "rank2.g0", "rank3.g0") in run.hands.calls
+    nodes[1].hands.ignores_stop = True
+    run.beside(threading.Thread(target=run.host.end, args=(["rank3.g0", "store0"], 30.0)))
+    assert nodes[0].hands.calls[-1] == ("end", "rank3.g0")
+    assert run.hands.calls[-1] == ("end", "rank3.g0", "store0")
+    assert not any(call[0] in ("interrupt", "end", "stop_all") for call in nodes[1].hands.calls)
+
+
+def test_a_parked_worker_begins_anew_on_its_node(cluster: Callable[..., Cluster]) -> None:
+    run = cluster(2)
+    (node,) = run.up()
+    run.start()
+    run.until(lambda: len(node.starts()) == 2)
+    node.page.slot(2).start(0)
+    node.page.slot(2).fail(parked=True)
+    run.until(lambda: run.page.slot(2).read().state is WorkerState.PARKED)
+    run.host.start(
+        "rank2.g1", rank=2, generation=1, environment={"RANK": "2"}, log=run.run.log(1, 2), parked="rank2.g0"
+    )
+    run.until(lambda: len(node.starts()) == 3)
+    assert node.hands.calls[-1][:5] == ("start", "rank2.g1", 2, 1, "2")
+    assert node.hands.calls[-1][-1] == "rank2.g0"
 
 
 def test_a_node_that_does_not_stop_its_workers_is_replaced(cluster: Callable[..., Cluster]) -> None:

@@ -13,12 +13,13 @@ from sgpu.agent.healthy_host import Examiner, HealthyHost
 from sgpu.agent.supervisor import Supervisor
 from sgpu.agent.workers import LocalHost, NodeUnfitError
 from sgpu.contract.heartbeat import Page
+from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.records import read_all
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.health.probe import Finding, Verdict
 from sgpu.testing.clock import FakeClock
-from sgpu.testing.host import ScriptedHost, dies, returns
+from sgpu.testing.host import ScriptedHost, dies, parks, passes, returns, steps
 
 _SIGKILL = 9
 
@@ -85,6 +86,7 @@ class Node:
         self.local = ScriptedHost(self.run, self.page, self.clock)
         self.looks = deque(looks)
         self.told: list[str] = []
+        self.in_process = False
         self.begun = 0
         self.examiner = Examiner(self._look, tell=self.told.append, visible=visible, needed=2)
         self.host = HealthyHost(cast(LocalHost, self.local), self.examiner, acts=acts, needed=2)
@@ -98,6 +100,7 @@ class Node:
         spec = RunSpec(
             id="run", name="train", created=0.0, backend="local", world_size=2, gpus_per_node=2, accelerator="cuda",
             seed=1, tracking=Tracking(uri="", experiment=""), python="", working_dir="/",
+            restarts=RestartPolicy(in_process=self.in_process),
         )  # fmt: skip
         self.host.open()
         return Supervisor(
@@ -106,6 +109,34 @@ class Node:
 
     def starts(self) -> list[str]:
         return [call[1] for call in self.local.calls if call[0] == "start"]
+
+
+def test_workers_that_go_on_wait_for_no_look(tmp_path: pathlib.Path) -> None:
+    node = Node(tmp_path, Look(seen("0"), seen("1")), Look(answered=False))
+    node.in_process = True
+    status = node.supervise(steps(3, 0, 1), dies(1, _SIGKILL), parks(0), steps(4, 0, 1), returns(0, 1))
+    assert (status.state, node.begun) == ("SUCCEEDED", 2)
+    assert ("begin anew", "rank0.g0", "rank0.g1") in node.local.calls
+
+
+def test_a_gpu_found_bad_is_not_gone_on_with(tmp_path: pathlib.Path) -> None:
+    """A process cannot change the GPUs that it sees."""
+    node = Node(tmp_path, Look(seen("0"), seen("1"), seen("2")), Look(bad("0"), seen("1"), seen("2")), visible=None)
+    node.in_process = True
+    status = node.supervise(steps(3, 0, 1), dies(1, _SIGKILL), parks(0), steps(4, 0, 1), returns(0, 1))
+    assert status.state == "SUCCEEDED"
+    assert node.starts() == ["rank0.g0", "rank1.g0", "rank0.g1", "rank1.g1"]
+    assert ("end", "rank0.g0") in node.local.calls
+    assert node.local.environments["rank0.g1"]["CUDA_VISIBLE_DEVICES"] == "1,2"
+
+
+def test_a_node_found_unfit_is_not_gone_on_with(tmp_path: pathlib.Path) -> None:
+    node = Node(tmp_path, Look(seen("0"), seen("1")), Look(bad("0"), seen("1")))
+    node.in_process = True
+    status = node.supervise(steps(3, 0, 1), dies(1, _SIGKILL), parks(0), passes(1))
+    assert status.state == "FAILED"
+    assert "this node is not fit" in status.failure["message"]
+    assert node.local.calls[-1] == ("stop_all",)
 
 
 def test_a_fit_node_works_and_is_looked_at_again_between_generations(tmp_path: pathlib.Path) -> None:

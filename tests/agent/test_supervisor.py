@@ -25,9 +25,9 @@ from sgpu.testing.host import ScriptedHost, Turn, dies, loses_store, loses_zygot
 
 
 class Bench:
-    """One run under a supervisor whose workers are scripted."""
+    """One run under a supervisor whose workers are scripted. Each failure ends all of them, if not `in_process`."""
 
-    def __init__(self, folder: pathlib.Path, *, world_size: int = 2, **spec: Any) -> None:
+    def __init__(self, folder: pathlib.Path, *, world_size: int = 2, in_process: bool = False, **spec: Any) -> None:
         self.run = RunDir(folder / "run")
         self.run.create()
         self.spec = RunSpec(
@@ -35,6 +35,8 @@ class Bench:
             accelerator="cpu", seed=1, tracking=Tracking(uri="", experiment=""), python="", working_dir="/",
         )  # fmt: skip
         self.spec = dataclasses.replace(self.spec, **spec)
+        restarts = dataclasses.replace(self.spec.restarts, in_process=in_process)
+        self.spec = dataclasses.replace(self.spec, restarts=restarts)
         self.page = Page.create(self.run.heartbeat, world_size)
         self.clock = FakeClock()
         self.host = ScriptedHost(self.run, self.page, self.clock)

@@ -126,7 +126,7 @@ class Connection:
         except CheckpointError as error:
             self._answer({"error": str(error)})
             return
-        self._desk.arrive(self._trainer)
+        self._desk.arrive(self._trainer, ORPHAN_SECONDS)
         self._shelf = self._desk.take((self._store.url, self._trainer.rank), self._trainer)
         told = self._open_copies(self._trainer.generation) if message["peers"] else {}
         self._answer(told, [] if self._shelf is None else [self._shelf.segment.descriptor])

@@ -58,17 +58,23 @@ class Desk:
         self._shelves: dict[Key, Shelf] = {}
         self._trainers: list[Trainer] = []
 
-    def arrive(self, trainer: Trainer) -> None:
+    def arrive(self, trainer: Trainer, patience_seconds: float) -> None:
+        """By that, those of its rank from an earlier generation have left, whatever their connections say yet."""
         with self._news:
+            former = [each for each in self._trainers if each.rank == trainer.rank]
+            for each in former:
+                if each.generation < trainer.generation:
+                    self.leave(each, patience_seconds)
             self._trainers.append(trainer)
 
     def leave(self, trainer: Trainer, patience_seconds: float) -> None:
         """Its jobs go on, with less patience."""
         with self._news:
-            trainer.alive = False
-            trainer.patience_seconds = min(trainer.patience_seconds, patience_seconds)
-            self._trainers.remove(trainer)
-            self._news.notify_all()
+            if trainer.alive:
+                trainer.alive = False
+                trainer.patience_seconds = min(trainer.patience_seconds, patience_seconds)
+                self._trainers.remove(trainer)
+                self._news.notify_all()
 
     def take(self, key: Key, trainer: Trainer) -> Shelf | None:
         """The rank's shelf, if a trainer that is gone left it."""

@@ -19,7 +19,7 @@ from sgpu import settings
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.helper import wire
 from sgpu.checkpoint.helper.replica import Failures
-from sgpu.checkpoint.helper.writers import Image
+from sgpu.checkpoint.helper.writers import Image, LeftError
 from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.checkpoint.writing.segment import Segment
@@ -51,6 +51,7 @@ class HelperWriter:
         self._process: subprocess.Popen[bytes] | None = None
         self._link: socket.socket | None = None
         self._known_layout = ""
+        self._left = False
         name = settings.checkpoint_helper()
         found = self._open(_connect(name)) if name is not None else None
         self.segment = Segment(found)
@@ -106,6 +107,8 @@ class HelperWriter:
         on_handed()
         assert self._link is not None  # the message was sent over it
         received = wire.receive(self._link)
+        if received is None and self._left:
+            raise LeftError(f"{job.folder} is finished by the node's helper")
         if received is None:
             error = self._died()
             if self._is_committed(job):
@@ -214,12 +217,23 @@ class HelperWriter:
         found, self._not_copied = self._not_copied, Failures()
         return found
 
+    def leave(self) -> None:
+        self._left = True
+        self._say_end()
+        if self._link is not None:
+            with contextlib.suppress(OSError):  # a `save` that waits for its answer must hear of it
+                self._link.shutdown(socket.SHUT_RDWR)
+        self.segment.close()
+
+    def _say_end(self) -> None:
+        """Closing alone does not end it: processes forked since (a loader's workers) hold the socket too."""
+        with contextlib.suppress(OSError):  # it is gone already
+            if self._link is not None:
+                self._send({"op": "end"})
+
     def close(self) -> None:
         process = self._process
-        if self._link is not None:
-            # Closing alone does not end it: processes forked since (a loader's workers) hold the socket too.
-            with contextlib.suppress(OSError):  # it is gone already
-                self._send({"op": "end"})
+        self._say_end()
         self._drop()
         self.segment.close()
         if process is None:

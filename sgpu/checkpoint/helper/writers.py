@@ -25,6 +25,10 @@ class Image:
     segment: Segment
 
 
+class LeftError(CheckpointError):
+    """Its trainer let go of a save that the helper finishes all the same."""
+
+
 class Writer(Protocol):
     """Order of calls: `held`, `fetch`, `release`, `settle` before the first `save`; `save` one at a time; `close` last.
 
@@ -68,6 +72,9 @@ class Writer(Protocol):
     def not_copied(self) -> Failures:
         """Copies to a neighbour's memory that are known to have been given up since the last call."""
 
+    def leave(self) -> None:
+        """Lets go of what was handed over, as where this process ends; a `save` under way raises LeftError."""
+
     def close(self) -> None:
         """Ends what this writer started."""
 
@@ -105,6 +112,9 @@ class ThreadWriter:
 
     def not_copied(self) -> Failures:
         return Failures()
+
+    def leave(self) -> None:
+        self.segment.close()
 
     def close(self) -> None:
         self.segment.close()

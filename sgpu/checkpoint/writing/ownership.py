@@ -222,7 +222,7 @@ def clear_old(store: Store, found: list[str], attempt: int) -> set[int]:
             alive.add(number)
             continue
         owner = read_owner(store, number)
-        former = owner is None or mine is None or owner.process != mine.process
+        former = owner is None or mine is None or owner.process != mine.process or owner.generation < mine.generation
         ours = owner is not None and mine is not None and owner.same_as(mine)
         if owner is not None and owner.alive(now) and not (ours and former):
             alive.add(number)

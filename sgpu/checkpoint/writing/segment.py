@@ -40,6 +40,10 @@ class Segment:
         self._writable = writable
         self._map = self._mapped()
 
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            self.close()
+
     def _mapped(self) -> mmap.mmap:
         protection = mmap.PROT_READ | (mmap.PROT_WRITE if self._writable else 0)
         flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if self._writable else 0)
