@@ -74,19 +74,17 @@ class StepTimes:
 
     def __init__(self, classes: Mapping[int, float] | None = None, longest_seconds: float = 0.0) -> None:
         self._classes: dict[int, float] = dict(classes or {})
-        self.longest_seconds = longest_seconds
+        self.count, self.longest_seconds = sum(self._classes.values()), longest_seconds
 
     def add(self, seconds: float, steps: int = 1) -> None:
         """So many steps took about so long."""
         at = math.ceil(math.log(max(seconds, 1e-6), _GROWTH))
         self._classes[at] = self._classes.get(at, 0.0) + steps
+        self.count += steps
         self.longest_seconds = max(self.longest_seconds, seconds)
         if self.count > _MOST_COUNTED:
             self._classes = {at: count / 2 for at, count in self._classes.items() if count > 1}
-
-    @property
-    def count(self) -> float:
-        return sum(self._classes.values())
+            self.count = sum(self._classes.values())
 
     def percentile_seconds(self, share: float) -> float:
         """What so many of the steps stay within, up to a tenth too much; 0 where there are none."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.nn.parallel import DistributedDataParallel
+
 _MOST_HOOKS = 32  # parameters whose gradients are noted: about a microsecond each
 
 
@@ -34,7 +36,7 @@ class OwnTime:
         self._after_gradient = False
         self._seconds = 0.0
         self._handles: list[Any] = []
-        if _in_ddp(model):
+        if isinstance(model, DistributedDataParallel):
             self._hook(model, optimizer)
 
     @property
@@ -87,17 +89,11 @@ class OwnTime:
             self._seconds += now - self._since
             self._since, self._after_gradient = now, True
 
-    def _hook(self, model: Any, optimizer: Any) -> None:
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad and parameter.is_leaf]
+    def _hook(self, model: DistributedDataParallel, optimizer: Any) -> None:
+        parameters: list[Any] = [one for one in model.parameters() if one.requires_grad and one.is_leaf]
         self._handles.append(model.register_forward_pre_hook(self._forward))
         self._handles.append(model.module.register_forward_pre_hook(self._resume))
         for parameter in parameters[:: -(-len(parameters) // _MOST_HOOKS) or 1]:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient))
         if hasattr(optimizer, "register_step_pre_hook"):
             self._handles.append(optimizer.register_step_pre_hook(self._resume))
-
-
-def _in_ddp(model: Any) -> bool:
-    from torch.nn.parallel import DistributedDataParallel
-
-    return isinstance(model, DistributedDataParallel)
