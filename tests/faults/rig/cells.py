@@ -11,7 +11,7 @@ from sgpu import RestartPolicy
 Where = Literal["notebook", "worker", "helper"]
 States = tuple[str, ...]
 
-_HANG_SECONDS = 2.0
+_HANG_SECONDS = 3.0
 _HELPER_HANG_SECONDS = 6.0  # a third of it is what the helper may take to answer
 _GOES_ON: States = ("SUCCEEDED",)
 
