@@ -54,8 +54,8 @@ def _hangs(folder: str, rounds: int, limit: float) -> int:
         model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01), max_steps=9 + 3 * rounds * len(KINDS),
         checkpoint_every=1,
     )  # fmt: skip
-    began = 0.0
     for _ in loop:
+        began = time.time()  # the section "step" begins
         number, rest = divmod(loop.step - 6, 3)
         mark = pathlib.Path(folder) / f"{number}.{rank}"
         if rest == 0 and 0 <= number < rounds * len(KINDS) and not mark.exists():
@@ -64,7 +64,6 @@ def _hangs(folder: str, rounds: int, limit: float) -> int:
                 mark.write_text(json.dumps({"silent_since": began, "kind": kind, "step": loop.step}))
                 hang(kind)
         model(torch.ones(2, 4)).sum().backward()
-        began = time.time()
     return loop.step
 
 
