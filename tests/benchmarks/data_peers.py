@@ -148,6 +148,7 @@ def _mosaic(volume: str, shards: str, home: str, workers: int, body: Body) -> Pa
 def _webdataset(volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
     import webdataset
 
+    pathlib.Path(home, "web").mkdir(exist_ok=True)
     urls = [str(path) for path in sorted(pathlib.Path(shards).iterdir())]
     data = webdataset.WebDataset(urls, shardshuffle=len(urls), cache_dir=f"{home}/web").shuffle(SHARD_FILES)
     batches = data.batched(BATCH, collation_fn=_Tenth("bin"))

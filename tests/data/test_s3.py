@@ -1,0 +1,85 @@
+"""A volume on a real S3 server: sizes, etags, large files in pieces, and credentials that expire in the middle."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from itertools import islice
+from typing import Any
+
+import fsspec
+import pytest
+
+import sgpu.data.cache
+from sgpu.contract.errors import DataError, ListingChangedError
+from sgpu.data import DataLoader, TableDataset, VolumeDataset
+from sgpu.data.volumes import url as url_volumes
+from sgpu.testing.proxy import FaultyProxy
+from tests.checkpoint.servers import S3, s3, s3_server  # noqa: F401 - fixtures
+from tests.data import keys
+
+SIZES = (0, 1, 5_000, 300_000)
+
+
+@pytest.fixture
+def files(s3: str) -> dict[str, bytes]:  # noqa: F811
+    """What is in the volume, by path."""
+    wanted = {f"class{number % 2}/{number:02} ü.bin": os.urandom(SIZES[number % 4]) for number in range(10)}
+    store = fsspec.filesystem("s3")
+    store.pipe({f"{s3.removeprefix('s3://')}/{name}": body for name, body in wanted.items()})
+    return wanted
+
+
+def test_every_byte_size_and_etag(
+    s3: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr(url_volumes, "RANGE_BYTES", 100_000)
+    found = {}
+    for path, info in VolumeDataset(s3, yield_metadata=True):
+        found[info.path] = pathlib.Path(path).read_bytes()
+        assert info.size_bytes == len(found[info.path])
+        assert '"' not in info.etag
+        assert len(info.etag) >= 32
+    assert found == files
+
+
+def test_credentials_that_expire_are_renewed_without_a_retry(
+    s3: str, s3_server: S3, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sgpu.data.cache, "_BACKOFF_SECONDS", 0.001)
+    with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
+        monkeypatch.setitem(keys.s3_options, "endpoint_url", f"http://127.0.0.1:{proxy.port}")
+        keys.s3_keys[:] = [s3_server.key, "second"]
+        volume = VolumeDataset(s3, credentials=keys.for_s3)
+        paths = iter(volume)
+        got = {volume.relative_path(path): pathlib.Path(path).read_bytes() for path in islice(paths, 4)}
+        proxy.expire(s3_server.key)
+        got |= {volume.relative_path(path): pathlib.Path(path).read_bytes() for path in paths}
+        assert got == files
+        assert proxy.fired >= 1
+        assert volume.source.counts().retries == 0
+        proxy.expire("second")
+        keys.s3_keys[:] = ["second"]
+        with pytest.raises(DataError, match=r"these credentials, and also those that were looked up anew"):
+            list(VolumeDataset(s3, credentials=keys.for_s3, cache_dir=volume.source.root / "other"))
+
+
+def test_a_table_and_its_loader_over_s3(s3: str, tmp_path: pathlib.Path) -> None:  # noqa: F811
+    import pyarrow.parquet as pq
+
+    from tests.data.formats import table
+
+    pq.write_table(table(range(100)), tmp_path / "a.parquet", row_group_size=10)
+    fsspec.filesystem("s3").pipe_file(f"{s3.removeprefix('s3://')}/a.parquet", (tmp_path / "a.parquet").read_bytes())
+    rows = TableDataset(s3, shuffle=True)
+    assert (rows.rows, rows.groups) == (100, 10)
+    with DataLoader(rows, 7, num_workers=1) as loader:
+        assert sorted(n for batch in loader for n in batch["n"].tolist()) == list(range(100))
+
+
+def test_an_object_of_another_size_is_told(s3: str, files: dict[str, bytes]) -> None:  # noqa: F811
+    volume: Any = VolumeDataset(s3)
+    name = next(name for name, body in files.items() if len(body) == 5_000)
+    fsspec.filesystem("s3").pipe_file(f"{s3.removeprefix('s3://')}/{name}", b"x" * 6_000)
+    with pytest.raises(ListingChangedError, match=r"changed since the volume was listed: listed with 5000 bytes"):
+        list(volume)
