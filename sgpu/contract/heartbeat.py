@@ -117,16 +117,16 @@ class Slot:
         self._write(now)
 
     def fail(self, *, parked: bool) -> None:
-        """The call is over without a result; `parked`: all is cleared up. From now on, time is a restart's.
+        """The call is over without a result; `parked`: all is cleared up. Time since the last sign is a restart's.
 
         Other Slots that this process has made by now write no more: what the call left may still be closing.
         """
         global _revoked
         self._of_call = _revoked = _revoked + 1
-        self._load(self.read())
+        before, now = self.read(), time.monotonic_ns()
+        self._load(before)
         self._state = int(WorkerState.PARKED if parked else WorkerState.FAILED)
-        now = time.monotonic_ns()
-        self._ledger.turn(Category.RESTARTING, now)
+        self._ledger.lapse(now, heard_ns=before.beat_ns, rest=Category.RESTARTING)
         self._write(now)
 
     def close_ledger(self, until_ns: int | None = None) -> None:

@@ -1,89 +1,167 @@
-"""Recovery: rank 1 of 2, or its node, is killed; seconds to the first step that the last rank trains afterwards.
+"""Recovery: seconds from a fault to the first step that the last needed rank trains afterwards; a schedule of faults.
 
-Goals on an idle machine: 2 s or better for a rank, 4 s for a node; never an extra attempt. All checkpoint every 5 steps
-of 20 ms. A node is lost with its agent and all that runs there. sgpu starts another agent by itself; torchrun has
-nobody who does, so that the benchmark starts one at once.
+Goals on an idle machine: exception 0.5 s, SIGKILL 1.0 s (of rank 0 too), a hang its limit + 0.5 s, a node 4 s; never an
+extra attempt. All train the same two ranks, checkpoint every 5 steps of 20 ms, and meet the same fault by themselves
+(strikes.py), one way after the other within each round. A round that does not come back in time, or that took more than
+one restart, is counted as not clean. A node is lost with its agent and all that runs there. sgpu starts another agent
+by itself; torchrun has nobody who does, so that the benchmark starts one at once.
+
+python -m tests.benchmarks.bench_recovery --rounds 20 --faults SIGKILL exception --ways sgpu torchrun
 """
 
 from __future__ import annotations
 
-import os
-import signal
+import argparse
+import math
 import statistics
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.benchmarks import jobs
+from tests.benchmarks import jobs, strikes
 from tests.benchmarks.peers import NODE_PEERS, PEERS, Started
 from tests.benchmarks.table import show
 
-_KILL_AFTER_STEP = 30
-_TOTAL = 80
+_STRIKE_AFTER_STEP, _TOTAL, _EVERY = 30, 80, 5
+_HANG_SECONDS = 2.0
+_GROUP_SECONDS = 10.0  # torchrun's ranks notice a hang by their group's time-out, which must hold a checkpoint too
+_START_SECONDS, _ROUND_SECONDS = 60.0, 60.0
+_SCHEDULE = ("SIGKILL", "exception", "SIGKILL of rank 0", "exception")
+_SCHEDULE_STEPS = 200  # between two of its faults
+FAULTS = (*strikes.FAULTS, "node lost")
 
 
-def _kill_rank(_started: Started, pid: int) -> None:
-    os.kill(pid, signal.SIGKILL)
-
-
-def _kill_node(started: Started, _pid: int) -> None:
-    started.lose_node()
-
-
-_LOSSES: dict[str, tuple[Mapping[str, Callable[..., Started]], Callable[[Started, int], None]]] = {
-    "rank": (PEERS, _kill_rank),
-    "node": (NODE_PEERS, _kill_node),
-}
-
-
-def _recover(loss: str, peer: str) -> dict[str, Any]:
-    peers, strike = _LOSSES[loss]
+def recover(fault: str, start: Callable[..., Started], *, hang_seconds: float | None = None) -> dict[str, Any]:
+    """One round: seconds (NaN: it did not come back), and whether one restart was enough and the job ended well."""
+    limit = {"hang_seconds": hang_seconds} if hang_seconds is not None else {}
     with tempfile.TemporaryDirectory() as folder:
-        started = peers[peer](folder, total=_TOTAL, every=5)
-        deadline = time.time() + 60
-        while True:
-            victims = [line for line in jobs.lines(folder) if line["rank"] == 1 and line["step"] >= _KILL_AFTER_STEP]
-            if victims:
-                break
-            if time.time() > deadline:
-                started.wait(0.0)
-                return {"seconds": float("nan"), "clean": False}
-            time.sleep(0.005)
-        killed = time.time()
-        strike(started, victims[0]["pid"])
-        ended_well = started.wait(40)
-        firsts: dict[int, float] = {}
-        pids = {line["rank"]: line["pid"] for line in jobs.lines(folder) if line["time"] <= killed}
-        for line in jobs.lines(folder):
-            if line["pid"] != pids[line["rank"]]:
-                firsts[line["rank"]] = min(line["time"], firsts.get(line["rank"], line["time"]))
-        seconds = max(firsts.values()) - killed if len(firsts) == 2 else float("nan")
-        return {"seconds": seconds, "clean": ended_well and started.restarts() == 1}
+        if fault != "node lost":
+            strikes.plan(folder, fault, step=_STRIKE_AFTER_STEP)
+        started = start(folder, total=_TOTAL, every=_EVERY, **limit)
+        try:
+            struck = _strike(fault, folder, started)
+        except TimeoutError:
+            started.wait(0.0)
+            return {"seconds": math.nan, "clean": False}
+        ended_well = started.wait(_ROUND_SECONDS)
+        seconds = _seconds_to_step(folder, struck)
+        return {"seconds": seconds, "clean": ended_well and started.restarts() == 1 and not math.isnan(seconds)}
+
+
+def _strike(fault: str, folder: str, started: Started) -> float:
+    """When it happened, seconds since 1970."""
+
+    def reached() -> bool:
+        return any(line["rank"] == 1 and line["step"] >= _STRIKE_AFTER_STEP for line in jobs.lines(folder))
+
+    if fault != "node lost":
+        _until(lambda: bool(strikes.fired(folder)))
+        return float(strikes.fired(folder)[0]["time"])
+    _until(reached)
+    struck = time.time()
+    started.lose_node()
+    return struck
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"the job did not get that far within {_START_SECONDS:g} s")
+        time.sleep(0.005)
+
+
+def _seconds_to_step(folder: str, struck: float) -> float:
+    """To the first step of the last rank in its next life; NaN where a rank has none."""
+    lines = sorted(jobs.lines(folder), key=lambda line: line["time"])
+    before = {line["rank"]: line["life"] for line in lines if line["time"] <= struck + 1e-3}
+    firsts: dict[int, float] = {}
+    for line in lines:
+        if line["life"] != before.get(line["rank"]) and line["time"] > struck:
+            firsts.setdefault(line["rank"], line["time"])
+    return max(firsts.values()) - struck if len(firsts) == 2 else math.nan
+
+
+def schedule(start: Callable[..., Started], faults: Sequence[str]) -> float:
+    """Seconds from the call until all steps are done, with each fault after so many further steps; NaN: never."""
+    total = _SCHEDULE_STEPS * (len(_SCHEDULE) + 1)
+    with tempfile.TemporaryDirectory() as folder:
+        for number, fault in enumerate(faults):
+            strikes.plan(folder, fault, step=_SCHEDULE_STEPS * (number + 1), number=number)
+        started = start(folder, total=total, every=_EVERY)
+        ended_well = started.wait(_ROUND_SECONDS * (len(_SCHEDULE) + 1))
+        if not ended_well or len(strikes.fired(folder)) != len(faults):
+            return math.nan
+        return max(line["time"] for line in jobs.lines(folder)) - started.began
+
+
+def rows_of(rounds: int, faults: Sequence[str], ways: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Round by round, each fault and way in turn."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for _ in range(rounds):
+        for fault in faults:
+            peers = NODE_PEERS if fault == "node lost" else PEERS
+            for way in peers:
+                if ways and way not in ways:
+                    continue
+                limit = None
+                if fault in strikes.HANGS:
+                    limit = _GROUP_SECONDS if way.startswith("torchrun") else _HANG_SECONDS
+                result = recover(fault, peers[way], hang_seconds=limit)
+                told = f"{result['seconds']:.2f} s, {'clean' if result['clean'] else 'not clean'}"
+                print(f"{fault}, {way}: {told}", file=sys.stderr, flush=True)
+                found.setdefault((fault, way), []).append({**result, "limit": limit})
+    return [_row(fault, way, results) for (fault, way), results in found.items()]
+
+
+def _row(fault: str, way: str, results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    seconds = sorted(result["seconds"] for result in results if result["clean"]) or [math.nan]
+    return {
+        "fault": fault,
+        "way": way,
+        "limit s": results[0]["limit"],
+        "median s": statistics.median(seconds),
+        "p95 s": seconds[math.ceil(0.95 * len(seconds)) - 1],
+        "min s": seconds[0],
+        "clean": f"{sum(result['clean'] for result in results)} of {len(results)}",
+        "did not come back": sum(math.isnan(result["seconds"]) for result in results),
+    }
+
+
+def schedule_rows(rounds: int, ways: Sequence[str] | None) -> list[dict[str, Any]]:
+    """Each way with the faults and without, in turn."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for _ in range(rounds):
+        for way, start in PEERS.items():
+            if not ways or way in ways:
+                found.setdefault(way, []).append((schedule(start, ()), schedule(start, _SCHEDULE)))
+    return [
+        {
+            "way": way,
+            f"{_SCHEDULE_STEPS * (len(_SCHEDULE) + 1)} steps, s": statistics.median(free for free, _ in pairs),
+            f"with {len(_SCHEDULE)} faults, s": statistics.median(struck for _, struck in pairs),
+            "goodput of the fault-free": statistics.median(free / struck for free, struck in pairs),
+            "not ended": sum(math.isnan(struck) for _, struck in pairs),
+        }
+        for way, pairs in found.items()
+    ]
 
 
 def run(quick: bool) -> list[dict[str, Any]]:
-    rounds = 2 if quick else 10
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for _ in range(rounds):
-        for loss, (peers, _) in _LOSSES.items():
-            for peer in peers:
-                found.setdefault((loss, peer), []).append(_recover(loss, peer))
-    rows = []
-    for (loss, peer), results in sorted(found.items(), key=lambda item: item[0][0] == "node"):
-        seconds = [result["seconds"] for result in results if result["clean"]] or [float("nan")]
-        rows.append(
-            {
-                "lost": loss,
-                "peer": peer,
-                "median s": statistics.median(seconds),
-                "min s": min(seconds),
-                "max s": max(seconds),
-                "clean (one restart, ended well)": f"{sum(result['clean'] for result in results)} of {rounds}",
-            }
-        )
-    return rows
+    return rows_of(1 if quick else 10, ("SIGKILL", "node lost") if quick else FAULTS, None)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--faults", nargs="*", choices=FAULTS, default=FAULTS)
+    parser.add_argument("--ways", nargs="*", choices=sorted({*PEERS, *NODE_PEERS}), help="none: all that are here")
+    parser.add_argument("--schedule", action="store_true", help="seconds for many steps with faults in between instead")
+    asked = parser.parse_args()
+    show(schedule_rows(asked.rounds, asked.ways) if asked.schedule else rows_of(asked.rounds, asked.faults, asked.ways))
 
 
 if __name__ == "__main__":
-    show(run(quick=False))
+    main()

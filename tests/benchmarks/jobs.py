@@ -6,12 +6,15 @@ import json
 import os
 import pathlib
 import time
+import uuid
 from collections.abc import Iterable
 from typing import Any
 
+from tests.benchmarks import strikes
 
-def note(folder: str, rank: int, step: int) -> None:
-    line = json.dumps({"time": time.time(), "pid": os.getpid(), "rank": rank, "step": step}) + "\n"
+
+def note(folder: str, rank: int, step: int, life: str = "") -> None:
+    line = json.dumps({"time": time.time(), "pid": os.getpid(), "rank": rank, "step": step, "life": life}) + "\n"
     with open(os.path.join(folder, f"rank{rank}.jsonl"), "a") as file:
         file.write(line)
 
@@ -35,17 +38,19 @@ def model_and_optimizer() -> tuple[Any, Any]:
 
 
 def train(steps: Iterable[int], model: Any, optimizer: Any, folder: str, rank: int, after: Any) -> None:
-    """About 20 ms a step."""
+    """About 20 ms a step. `life` in each line tells one call of this function from the next."""
     import torch
 
+    life = uuid.uuid4().hex
     for step in steps:
         loss = model(torch.randn(16, 64)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         time.sleep(0.02)
-        note(folder, rank, step)
+        note(folder, rank, step, life)
         after(step, loss)
+        strikes.meet(folder, rank, step)
 
 
 def in_harness(folder: str, total: int, every: int) -> None:
@@ -58,12 +63,25 @@ def in_harness(folder: str, total: int, every: int) -> None:
     train(loop, model, optimizer, folder, sgpu.runtime.rank(), lambda _step, loss: loop.log(loss=loss))
 
 
+def _monitored() -> Any:
+    """NVRx' launcher wants to hear of each rank."""
+    import nvidia_resiliency_ext.fault_tolerance as fault_tolerance
+
+    client = fault_tolerance.RankMonitorClient()
+    client.init_workload_monitoring()
+    return client.send_heartbeat
+
+
 def bare(folder: str, total: int, every: int) -> None:
-    """What torchrun runs: the same job, with torch.save of the newest state by rank 0."""
+    """What torchrun and NVRx' launcher run: the same job, with torch.save of the newest state by rank 0."""
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")
+    timeout = os.environ.get("BENCH_GROUP_SECONDS")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=float(timeout)) if timeout else None)
+    alive = _monitored() if os.environ.get("BENCH_NVRX") else None
     rank = dist.get_rank()
     model, optimizer = model_and_optimizer()
     path = pathlib.Path(folder) / "checkpoint.pt"
@@ -75,6 +93,8 @@ def bare(folder: str, total: int, every: int) -> None:
         first = saved["step"]
 
     def after(step: int, _loss: Any) -> None:
+        if alive is not None:
+            alive()
         if rank == 0 and (step + 1) % every == 0:
             state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
             torch.save(state, path.with_suffix(".tmp"))

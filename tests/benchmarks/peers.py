@@ -39,11 +39,13 @@ def _kill_tree(pid: int) -> None:
             os.kill(each, signal.SIGKILL)
 
 
-def start_sgpu(folder: str, *, total: int, every: int, nodes: int = 1, spares: int = 0) -> Started:
+def start_sgpu(
+    folder: str, *, total: int, every: int, nodes: int = 1, spares: int = 0, hang_seconds: float | None = None
+) -> Started:
     began = time.time()
-    run = sgpu.distributed(gpus=2, name="bench", on=sgpu.Local(nodes=nodes, spares=spares))(jobs.in_harness).submit(
-        folder, total, every
-    )
+    policy = sgpu.RestartPolicy(max_restarts=20, backoff_seconds=0.0, hang_seconds=hang_seconds)
+    on = sgpu.Local(nodes=nodes, spares=spares)
+    run = sgpu.distributed(gpus=2, name="bench", on=on, restarts=policy)(jobs.in_harness).submit(folder, total, every)
 
     def wait(seconds: float) -> bool:
         try:
@@ -63,15 +65,19 @@ def start_sgpu(folder: str, *, total: int, every: int, nodes: int = 1, spares: i
 class _Torchrun:
     """One agent a node, on this machine."""
 
-    def __init__(self, folder: str, arguments: list[str], job: list[str], **environment: str) -> None:
+    def __init__(
+        self, folder: str, arguments: list[str], job: list[str], *, launcher: tuple[str, ...] = (), **environment: str
+    ) -> None:
         self._folder = folder
         self._environment = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
-        self._command = [sys.executable, "-m", "torch.distributed.run", *arguments, "-m", "tests.benchmarks.jobs", *job]
+        launcher = launcher or (sys.executable, "-m", "torch.distributed.run")
+        self._length = len(launcher)
+        self._command = [*launcher, *arguments, "-m", "tests.benchmarks.jobs", *job]
         self._log = open(os.path.join(folder, "torchrun.log"), "ab")  # noqa: SIM115 - lives as long as the processes
         self.agents: list[subprocess.Popen[bytes]] = []
 
     def start(self, *arguments: str) -> None:
-        command = [*self._command[:3], *arguments, *self._command[3:]]
+        command = [*self._command[: self._length], *arguments, *self._command[self._length :]]
         self.agents.append(
             subprocess.Popen(
                 command, stdout=self._log, stderr=self._log, cwd=_ROOT, env=self._environment,
@@ -95,14 +101,37 @@ class _Torchrun:
             self._log.close()
 
     def restarts(self) -> int:
-        return len({line["pid"] for line in jobs.lines(self._folder) if line["rank"] == 0}) - 1
+        return len({line["life"] for line in jobs.lines(self._folder) if line["rank"] == 0}) - 1
 
 
-def start_torchrun(folder: str, *, total: int, every: int) -> Started:
+def start_torchrun(
+    folder: str, *, total: int, every: int, own_store: bool = False, hang_seconds: float | None = None
+) -> Started:
+    """`hang_seconds`: the time-out of the process group, the one thing that ends a hang here."""
     began = time.time()
+    environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if own_store else {}
+    if hang_seconds is not None:
+        environment["BENCH_GROUP_SECONDS"] = str(hang_seconds)
     job = _Torchrun(
-        folder, ["--standalone", "--nproc-per-node", "2", "--max-restarts", "3"], [folder, str(total), str(every)]
-    )
+        folder, ["--standalone", "--nproc-per-node", "2", "--max-restarts", "20"], [folder, str(total), str(every)],
+        **environment,
+    )  # fmt: skip
+    job.start()
+    return Started(folder=folder, began=began, wait=job.wait, restarts=job.restarts)
+
+
+def start_nvrx(folder: str, *, total: int, every: int, hang_seconds: float | None = None) -> Started:
+    """NVRx' launcher, in the environment that BENCH_PEERS names; its ranks tell it that they live after each step."""
+    began = time.time()
+    limit = str(hang_seconds if hang_seconds is not None else 600.0)
+    job = _Torchrun(
+        folder,
+        ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nnodes", "1", "--nproc-per-node", "2",
+         "--max-restarts", "20", "--ft-rank-heartbeat-timeout", limit, "--ft-initial-rank-heartbeat-timeout", "60",
+         "--ignore-missing-fault-tol-cfg"],
+        [folder, str(total), str(every)],
+        launcher=(str(peer_tools() / "ft_launcher"),), BENCH_NVRX="1", PYTHONPATH=str(_ROOT),
+    )  # fmt: skip
     job.start()
     return Started(folder=folder, began=began, wait=job.wait, restarts=job.restarts)
 
@@ -135,7 +164,18 @@ def start_torchrun_nodes(folder: str, *, total: int, every: int, own_store: bool
     return Started(folder=folder, began=began, wait=job.wait, restarts=job.restarts, lose_node=lose_node)
 
 
-PEERS = {"sgpu": start_sgpu, "torchrun": start_torchrun}
+def peer_tools() -> pathlib.Path:
+    """Where the programs of peers are that no environment of ours has; see docs/benchmarks.md."""
+    return pathlib.Path(os.environ.get("BENCH_PEERS", ""))
+
+
+PEERS: dict[str, Callable[..., Started]] = {
+    "sgpu": start_sgpu,
+    "torchrun": start_torchrun,
+    "torchrun, own store": functools.partial(start_torchrun, own_store=True),
+}
+if (peer_tools() / "ft_launcher").is_file():
+    PEERS["NVRx launcher"] = start_nvrx
 NODE_PEERS = {
     "sgpu": functools.partial(start_sgpu, nodes=2),
     "sgpu, warm spare": functools.partial(start_sgpu, nodes=2, spares=1),

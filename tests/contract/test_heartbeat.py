@@ -163,6 +163,24 @@ def test_a_rank_that_returned_waits_until_another_fails(ticking: list[int], page
     assert (found["productive"], found["idle"], found["restarting"]) == pytest.approx((10, 20, 1))
 
 
+def test_a_call_that_is_given_up_lost_what_followed_its_last_sign(ticking: list[int], page: Page) -> None:
+    """Also where the process lives on: it waited for one that hung."""
+    slot = page.slot(0)
+    slot.start(0)
+    slot.account(Category.PRODUCTIVE)
+    _passes(ticking, 10)
+    slot.beat(5)
+    _passes(ticking, 60)
+    slot.fail(parked=False)
+    _passes(ticking, 1)
+    slot.fail(parked=True)
+    _passes(ticking, 2)
+    page.slot(0).start(1)
+    _passes(ticking, 4)
+    found = page.slot(0).read().ledger_seconds(ticking[0])
+    assert (found["productive"], found["restarting"]) == pytest.approx((10, 67))
+
+
 _WORKER = """
 import os, pathlib, sys
 from sgpu.contract.heartbeat import Category, Page, Section
