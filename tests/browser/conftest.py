@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -26,6 +27,7 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 GROWING_RUN = pathlib.Path(__file__).parent.parent / "widgets" / "growing_run.py"
+STARTED = re.compile(r"\| (Idle|Busy)")
 HARMLESS = ("favicon", "Failed to load resource: the server responded with a status of 404")
 
 
@@ -200,6 +202,8 @@ def notebook(lab: Lab, browser: Any, tmp_path: pathlib.Path) -> Iterator[Callabl
     lab.settings("kernels-settings", commsOverSubshells="perCommTarget")
     yield open_notebook
     for one in opened:
-        one.page.close()
+        if not one.page.is_closed():
+            one.page.locator(".jp-StatusBar-TextItem", has_text=STARTED).wait_for()  # or its kernel is not in the list
+            one.page.close()
     for session in lab.ask("GET", "/api/sessions"):
         lab.ask("DELETE", f"/api/sessions/{session['id']}")
