@@ -91,7 +91,11 @@ def _shut_down_iterators() -> None:
 def _drop_groups() -> None:
     distributed: Any = sys.modules.get("torch.distributed")
     forget_groups()
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+    if distributed is None or not distributed.is_available():
+        return
+    if not distributed.is_initialized():
+        # One whose making was given up has been counted; peers with another count would look for it under another name.
+        distributed.distributed_c10d._world.group_count = 0
         return
     try:
         distributed.destroy_process_group()
