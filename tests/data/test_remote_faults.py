@@ -55,6 +55,13 @@ class Quiet(SimpleHTTPRequestHandler):
         self.wfile.write(content[first : last + 1])
 
 
+class Server(ThreadingHTTPServer):
+    """Says nothing of replies that the proxy cut."""
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Nothing."""
+
+
 @pytest.fixture
 def server(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[int]:
     folder = tmp_path / "files"
@@ -62,7 +69,7 @@ def server(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[i
     for number in range(FILES):
         (folder / f"{number}.bin").write_bytes(body(number))
     handler = type("Handler", (Quiet,), {"ranges": getattr(request, "param", False)})
-    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder))) as listening:
+    with Server(("127.0.0.1", 0), functools.partial(handler, directory=str(folder))) as listening:
         thread = threading.Thread(target=listening.serve_forever)
         thread.start()
         yield listening.server_port
