@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ContextDecorator
 from types import TracebackType
 
 
@@ -13,8 +14,11 @@ class _Depth(threading.local):
 _depth = _Depth()
 
 
-class Shielded:
-    """`with Shielded(): ...`, nested at will, around what ends by itself soon: who waits for other ranks is killed."""
+class Shielded(ContextDecorator):
+    """`with Shielded(): ...` or `@Shielded()`, nested at will.
+
+    Around what ends by itself soon: who waits for other ranks in it is killed.
+    """
 
     def __enter__(self) -> None:
         _depth.value += 1

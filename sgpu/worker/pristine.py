@@ -7,6 +7,7 @@ modules, which are imported anew. What cannot be put back is looked for; where i
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import signal
@@ -32,8 +33,8 @@ _WATCHED = (
 )  # fmt: skip
 _WATCHED_CLASSES = ("torch.nn", "torch.optim", "torch.nn.parallel")
 _REPLACEABLE = (
-    type, types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    staticmethod, classmethod, property,
+    type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType,
+    types.WrapperDescriptorType, staticmethod, classmethod, property,
 )  # fmt: skip
 _HOOKED = ("torch.nn.modules.module", "torch.optim.optimizer")
 
@@ -46,6 +47,7 @@ class Pristine:
         self._folder, self._path, self._arguments = os.getcwd(), list(sys.path), list(sys.argv)
         self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._warnings = list(warnings.filters)
+        self._log = logging.root.level, list(logging.root.handlers)
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._attributes = {name: dict(_callables(space)) for name, space in _spaces()}
         self._hooks = {(name, key): dict(hooks) for name, key, hooks in _hooks()}
@@ -60,6 +62,8 @@ class Pristine:
             if handler is not None and signal.getsignal(number) is not handler:
                 signal.signal(number, handler)
         warnings.filters[:] = self._warnings  # type: ignore[index]
+        logging.root.setLevel(self._log[0])
+        logging.root.handlers[:] = self._log[1]
         for name, key, hooks in _hooks():
             hooks.clear()
             hooks.update(self._hooks.get((name, key), {}))
@@ -78,7 +82,7 @@ class Pristine:
         for name, space in _spaces():
             before = self._attributes.get(name, {})
             for key, value in _callables(space):
-                if before.get(key, value) is not value and not getattr(value, "hooked", False):
+                if before.get(key, value) is not value and not _is_torchs(value):
                     return f"{name}.{key} was replaced"
         return None
 
@@ -108,6 +112,14 @@ def _spaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _callables(space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     # By its type: some answer a look at their attributes with a warning.
     return ((key, value) for key, value in list(space.items()) if issubclass(type(value), _REPLACEABLE))
+
+
+def _is_torchs(value: Any) -> bool:
+    """torch replaces some of its own: a step once it is profiled, a function once its compiler is loaded."""
+    code = getattr(value, "__code__", None)
+    return code is not None and code.co_filename.startswith(
+        os.path.dirname(sys.modules["torch"].__file__ or "") + os.sep
+    )
 
 
 def _hooks() -> Iterator[tuple[str, str, dict[Any, Any]]]:

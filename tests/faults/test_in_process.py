@@ -15,6 +15,7 @@ from sgpu import RestartPolicy, Run, distributed
 
 pytestmark = pytest.mark.slow
 
+NIGHTLY = os.environ.get("NIGHTLY") == "true"
 _STEPS = 4  # a generation
 
 
@@ -133,24 +134,16 @@ def _flat(folder: pathlib.Path, restarts: int) -> None:
             assert late <= early + more, what
 
 
-@pytest.mark.timeout(240)
-def test_twenty_restarts_in_a_row_leave_nothing_behind(tmp_path: pathlib.Path) -> None:
-    _run(tmp_path, [("raise", number % 2) for number in range(20)], 220)
-    _flat(tmp_path, 20)
-
-
-@pytest.mark.skipif(os.environ.get("NIGHTLY") != "true", reason="nightly")
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", ["raise", "kill"])
-def test_two_hundred_restarts_in_a_row(kind: str, tmp_path: pathlib.Path) -> None:
-    run, _ = _run(tmp_path, [(kind, 1) for _ in range(200)], 1100)
-    if kind == "raise":
-        _flat(tmp_path, 200)
-    else:
-        calls = _calls(tmp_path, 0)
-        assert len({call["pid"] for call in calls}) == 1
-        assert min(call["fds"] for call in calls[-5:]) <= min(call["fds"] for call in calls[1:6])
-        assert _kept(run) == [[0]] * 200
+@pytest.mark.timeout(1200 if NIGHTLY else 240)
+@pytest.mark.parametrize(("kind", "restarts"), [("raise", 200 if NIGHTLY else 20), ("kill", 200 if NIGHTLY else 5)])
+def test_restarts_in_a_row_leave_nothing_behind(kind: str, restarts: int, tmp_path: pathlib.Path) -> None:
+    run, _ = _run(tmp_path, [(kind, 1) for _ in range(restarts)], 1100 if NIGHTLY else 220)
+    assert _kept(run) == [[0, 1] if kind == "raise" else [0]] * restarts
+    calls = _calls(tmp_path, 0)
+    assert len({call["pid"] for call in calls}) == 1, "one process went through all restarts"
+    for what, more in (("fds", 0), ("threads", 0), ("resident", 2**22 + restarts * 100_000)):
+        early, late = (min(call[what] for call in part) for part in (calls[1:6], calls[-5:]))
+        assert late <= early + more, what
 
 
 def test_a_process_that_is_not_what_it_was_is_replaced(tmp_path: pathlib.Path) -> None:

@@ -10,6 +10,7 @@ from sgpu.checkpoint.format.manifest import FileEntry, Manifest
 from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointSaveError
 from sgpu.contract.failpoint import failpoint
+from sgpu.contract.shield import Shielded
 
 
 def check_sizes(store: Store, folder: str, files: dict[str, FileEntry]) -> None:
@@ -28,6 +29,7 @@ def check_sizes(store: Store, folder: str, files: dict[str, FileEntry]) -> None:
             )
 
 
+@Shielded()
 def publish(
     store: Store, folder: str, manifest: Manifest, record: bytes, before_commit: Callable[[], None] | None = None
 ) -> Manifest:
