@@ -43,7 +43,7 @@ def train(steps: int) -> float:
 
 
 def test_a_drill_tells_what_was_lost() -> None:
-    kill, corrupt, missed = Fault("kill", rank=1, step=6), Fault("corrupt", step=2), Fault("raise", rank=0, step=50)
+    kill, corrupt, missed = Fault("kill", rank=1, step=6), Fault("corrupt", step=8), Fault("raise", rank=0, step=50)
     report = distributed(gpus=2)(train).drill(FaultPlan(kill, corrupt, missed), 10)
     assert (report.state, report.error) == ("SUCCEEDED", None)
     assert report.fired == (kill, corrupt)
