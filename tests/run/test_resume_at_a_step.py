@@ -15,9 +15,10 @@ from sgpu import CheckpointPolicy, distributed
 from sgpu.cli import app
 from sgpu.contract.errors import CheckpointNotFoundError, InputError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # three runs a test
 
 STEPS = 12
+SECONDS = 100.0  # of one run, on a slow machine
 
 
 def train(fail_file: str) -> list[float]:
@@ -57,7 +58,7 @@ def test_a_new_run_begins_at_an_older_step_and_the_old_one_stays_as_it_is(tmp_pa
     whole = distributed(gpus=1, checkpoints=CheckpointPolicy(root=str(root), keep_last=10))(train).submit(
         "no such file"
     )
-    (losses,) = whole.result(60)
+    (losses,) = whole.result(SECONDS)
     assert len(losses) == STEPS
     with pytest.raises(InputError, match=r"has succeeded; .* resume\(step=\.\.\.\)"):
         whole.resume()
@@ -70,7 +71,7 @@ def test_a_new_run_begins_at_an_older_step_and_the_old_one_stays_as_it_is(tmp_pa
     assert told.exit_code == 0, told.output
     branch = sgpu.runs()[0]
     assert f"run {branch.id} begins at step 6 of {whole.id}" in told.output
-    assert branch.result(60) == [losses[6:]], "the steps after 6 are not those of the first run"
+    assert branch.result(SECONDS) == [losses[6:]], "the steps after 6 are not those of the first run"
     assert [event["step"] for event in branch.events() if event["kind"] == "restored"] == [6]
     assert branch.spec.tags["sgpu.begun_at"] == f"{whole.id} step 6"
     assert set(branch.checkpoints().steps()) >= {6, 9, 12}
@@ -82,13 +83,13 @@ def test_a_failed_run_goes_on_itself_at_its_newest_step_and_not_at_another(tmp_p
     fail.touch()
     run = distributed(gpus=1, restarts=0, checkpoints=CheckpointPolicy(keep_last=10))(train).submit(str(fail))
     with pytest.raises(ValueError, match="asked to fail"):
-        run.result(60)
+        run.result(SECONDS)
     fail.unlink()
     branch = run.resume(step=3)
     assert branch.id != run.id
-    (from_three,) = branch.result(60)
+    (from_three,) = branch.result(SECONDS)
     assert len(from_three) == STEPS - 3
     assert run.state == "FAILED"
     same = run.resume(step=9)
     assert same.id == run.id
-    assert same.result(60) == [from_three[6:]]
+    assert same.result(SECONDS) == [from_three[6:]]
