@@ -84,7 +84,7 @@ def _shut_down_iterators() -> None:
     if module is None:
         return
     for each in gc.get_objects():
-        if isinstance(each, module._MultiProcessingDataLoaderIter):
+        if issubclass(type(each), module._MultiProcessingDataLoaderIter):  # as in abort.py
             each._shutdown_workers()
 
 
