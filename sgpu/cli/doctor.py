@@ -58,7 +58,7 @@ def _versions() -> Iterator[Finding]:
     yield Finding(what="sgpu", verdict="ok", found=f"{sgpu.__version__} ({pathlib.Path(sgpu.__file__).parent})")
     for package in ("mlflow", "numpy", "cloudpickle", "fsspec", "crc32c"):
         yield _package(package, verdict="BAD")
-    for package in ("anywidget", "ipywidgets", "s3fs", "obstore", "safetensors"):
+    for package in ("anywidget", "ipywidgets", "s3fs", "safetensors"):
         yield _package(package, verdict="note")
 
 
