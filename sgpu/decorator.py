@@ -164,7 +164,7 @@ class DistributedFunction:
         settings.health()  # refused here rather than by the agent, which acts on it
         backend = registry.find(self._options.on)
         machine = backend.machine()
-        world = plan.world_size(self._options.gpus, machine)
+        world = plan.world_size(self._options.gpus, machine, self._options.restarts.min_gpus)
         working_dir = os.getcwd()
         return RunSpec(
             id=new_run_id(self._name), name=self._name, created=time.time(), backend=backend.name,

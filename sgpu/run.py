@@ -157,9 +157,11 @@ class Run:
             The run that goes on.
 
         Raises:
-            InputError: without a step, it is running or it succeeded.
+            InputError: without a step, it is running or it succeeded; a step that is no whole number.
             CheckpointNotFoundError, CheckpointCorruptError: there is no such valid step.
         """
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+            raise InputError(f"resume(step=...): expected a whole number, 0 or more, or None; found {step!r}")
         status = self.status
         if step is None or resuming.goes_on_itself(self._dir, self.spec, status, step):
             resuming.again(self._dir, self.spec, status)
@@ -168,7 +170,10 @@ class Run:
 
     def logs(self, rank: int | None = None) -> str:
         """What a rank printed, over all generations; None: all ranks, one after the other."""
-        ranks = range(self.spec.world_size) if rank is None else [rank]
+        world = self.spec.world_size
+        if rank is not None and rank not in range(world):
+            raise InputError(f"rank must be 0 to {world - 1} for run {self.id}; found {rank!r}")
+        ranks = range(world) if rank is None else [rank]
         parts = []
         for each in ranks:
             for generation in self._dir.generations():

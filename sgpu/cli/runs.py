@@ -5,6 +5,8 @@ from __future__ import annotations
 import pathlib
 import signal
 import time
+from collections.abc import Mapping
+from typing import Any
 
 import typer
 
@@ -57,7 +59,7 @@ def show(run_id: str = ID) -> None:
     state, step, workers, restarts, when, took = _row(run)
     typer.echo(f"{run.id}: {state} at step {step}, after {took}, {restarts} restarts, since {when}; {workers} workers")
     if status.failure is not None:
-        typer.echo(f"cause: {status.failure.get('message') or status.failure.get('cause')}")
+        typer.echo(f"cause: {_cause(status.failure)}")
     if status.nodes:
         shown = screen.table("node", "state", "address", "ranks")
         for each in status.nodes:
@@ -66,6 +68,14 @@ def show(run_id: str = ID) -> None:
             shown.add_row(str(each.node), "" if status.final else each.state, each.address or "", told)
         screen.console().print(shown)
     typer.echo(f"folder: {run.path}")
+
+
+def _cause(failure: Mapping[str, Any]) -> str:
+    """An exception with its type and rank: the text of a KeyError alone tells nothing."""
+    message, cause = str(failure.get("message") or ""), str(failure.get("cause"))
+    if failure.get("kind") != "exception":
+        return message or cause
+    return f"rank {failure.get('rank')} raised {cause}" + (f": {message}" if message else "")
 
 
 def logs(
@@ -108,6 +118,8 @@ def resume(
         signal.signal(number, lambda told, _frame: _pass_on(run, told))
     state = run.wait()
     typer.echo(f"run {run.id}: {state} at step {run.status.step}")
+    if run.status.failure is not None:
+        typer.echo(f"cause: {_cause(run.status.failure)}")
     raise typer.Exit(exit_code(run.status))
 
 

@@ -177,11 +177,14 @@ def _restarts(value: object) -> RestartPolicy:
     raise InputError(f"restarts must be a whole number or a RestartPolicy; found {value!r}")
 
 
-def world_size(gpus: int | None, machine: Machine) -> int:
+def world_size(gpus: int | None, machine: Machine, fewest: int | None = None) -> int:
     """How many workers start, over all nodes.
 
+    Args:
+        fewest: the policy's `min_gpus`.
+
     Raises:
-        InputError: more were asked for than there can be, or they cannot be dealt out evenly.
+        InputError: more were asked for than there can be, they cannot be dealt out evenly, or are below `fewest`.
     """
     count = _worker_count(gpus, machine)
     if count % machine.nodes:
@@ -190,6 +193,8 @@ def world_size(gpus: int | None, machine: Machine) -> int:
             f"{count} workers on {machine.nodes} nodes: each node gets as many as the others; ask for "
             f"gpus={below + machine.nodes}" + (f" or gpus={below}" if below else "")
         )
+    if fewest is not None and fewest > count:
+        raise InputError(f"min_gpus={fewest} is more than the run has: {count}; it is what a run may shrink to")
     return count
 
 

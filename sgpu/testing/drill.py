@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sgpu.contract.errors import InputError
 from sgpu.run import Run
 from sgpu.testing.plan import Fault, FaultPlan
 
@@ -83,7 +84,16 @@ def fire(train: Any, plan: FaultPlan, args: Sequence[Any], kwargs: dict[str, Any
     Args:
         train: a `DistributedFunction`.
         args, kwargs: of the call.
+
+    Raises:
+        InputError: no plan, or one that strikes a rank that there is not.
     """
+    if not isinstance(plan, FaultPlan):
+        raise InputError(f"drill(plan, ...): expected a FaultPlan before the call's own arguments; found {plan!r}")
+    world = train.plan(*args, **kwargs).spec.world_size
+    for fault in plan.faults:
+        if fault.rank is not None and fault.rank >= world:
+            raise InputError(f"{fault}: the run has ranks 0 to {world - 1}")
     with tempfile.TemporaryDirectory(prefix="sgpu-drill-") as folder:
         log = pathlib.Path(folder) / "fired"
         armed = train.with_env({"SGPU_FAILPOINT": plan.setting, "SGPU_FAILPOINT_LOG": str(log)})

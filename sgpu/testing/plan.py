@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-import re
+import builtins
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal, get_args
 
-from sgpu.contract import failpoint
 from sgpu.contract.errors import InputError
 
 FaultKind = Literal[
     "kill", "stop", "exit", "raise", "hang", "busy", "held GIL", "slow", "disk full", "I/O error", "corrupt"
 ]
 STEP = "training.step"
+POINTS = (
+    "run.submit", "worker.boot", "worker.reboot", STEP, "training.epoch", "worker.result", "data.copy", "data.publish",
+    "checkpoint.stage", "checkpoint.staged", "checkpoint.handed", "checkpoint.write", "checkpoint.shard_half",
+    "checkpoint.shard_written", "checkpoint.done", "checkpoint.manifest", "checkpoint.metadata",
+    "checkpoint.before_prune", "checkpoint.prune", "checkpoint.restore", "checkpoint.copy_half",
+    "checkpoint.copy_arrived", "metrics.flush", "metrics.batch_written",
+)  # fmt: skip
 
 # As a fail-point has it, and where it happens unless the user says so.
 _ACTIONS: Mapping[str, tuple[str, str]] = MappingProxyType({
@@ -65,9 +71,13 @@ class Fault:
                 raise InputError(f"Fault({name}=...): expected a whole number, {least} or more; found {value!r}")
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, (int, float)) or not self.seconds >= 0:
             raise InputError(f"Fault(seconds=...): expected seconds, 0 or more; found {self.seconds!r}")
-        if self.at is not None and (not isinstance(self.at, str) or re.fullmatch(r"[\w.]+", self.at) is None):
-            raise InputError(f'Fault(at=...): expected the name of a point, as "worker.boot"; found {self.at!r}')
-        failpoint.parse(self.setting)  # the error's name
+        if self.at is not None and self.at not in POINTS:
+            raise InputError(f"Fault(at=...): expected the name of a point, one of {list(POINTS)}; found {self.at!r}")
+        found = getattr(builtins, self.error, None) if isinstance(self.error, str) else None
+        if not isinstance(found, type) or not issubclass(found, BaseException):
+            raise InputError(
+                f'Fault(error=...): expected the name of a built-in exception, as "ValueError"; found {self.error!r}'
+            )
 
     @property
     def point(self) -> str:

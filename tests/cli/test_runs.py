@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sgpu.contract.errors import InputError
 from sgpu.contract.outcome import read_outcome
 from sgpu.contract.status import read_status
 from sgpu.run import Run
@@ -63,6 +64,27 @@ def test_show_tells_nodes_and_cause(sgpu: Any, make_run: Any) -> None:
         ["0", "127.0.0.2", "0", "to", "1"], ["1", "2", "to", "3"], ["2", "127.0.0.4", "spare"],
     ]  # fmt: skip
     assert folder == f"folder: {run.root}"
+
+
+def test_the_cause_tells_type_and_rank_of_an_exception(sgpu: Any, make_run: Any) -> None:
+    run = make_run("20260102-000000-train-bbbbbb", state="FAILED")
+    status = json.loads(run.status.read_text())
+    failure = {"kind": "exception", "message": "'x'", "cause": "KeyError", "rank": 1}
+    run.status.write_text(json.dumps({**status, "failure": failure}))
+    assert "cause: rank 1 raised KeyError: 'x'\n" in sgpu("show", "bbbbbb").stdout
+
+
+@pytest.mark.parametrize("step", ["10", 10.0, True, -1])
+def test_a_step_that_is_none_is_refused(make_run: Any, step: Any) -> None:
+    make_run("20260102-000000-train-bbbbbb")
+    with pytest.raises(InputError, match=r"resume\(step=\.\.\.\): expected a whole number, 0 or more, or None"):
+        Run.open("bbbbbb").resume(step)
+
+
+def test_logs_of_a_rank_that_there_is_not_are_refused(make_run: Any) -> None:
+    make_run("20260102-000000-train-bbbbbb", world=2)
+    with pytest.raises(InputError, match="rank must be 0 to 1 for run 20260102-000000-train-bbbbbb; found 2"):
+        Run.open("bbbbbb").logs(2)
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"version": 99}', '{"version": 1}'])

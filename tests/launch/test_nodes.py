@@ -48,6 +48,12 @@ def test_all_gpus_of_a_machine_that_do_not_fit_are_refused() -> None:
     assert plan.world_size(None, Machine(gpus=8, nodes=2)) == 8
 
 
+def test_a_run_shrinks_to_no_more_than_it_has() -> None:
+    assert plan.world_size(4, Machine(gpus=0, nodes=2), 4) == 4
+    with pytest.raises(InputError, match="min_gpus=6 is more than the run has: 4"):
+        plan.world_size(4, Machine(gpus=0, nodes=2), 6)
+
+
 def test_each_node_has_its_own_agent_address_and_gpus(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, run, back_end = _spec(4, 2), RunDir(tmp_path / "run"), Local(nodes=2)
     commands = [back_end.command(spec, run, node) for node in range(2)]

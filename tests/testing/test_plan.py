@@ -8,11 +8,13 @@ from typing import Any, get_args
 
 import pytest
 
+import sgpu
+from sgpu import distributed
 from sgpu.contract import failpoint
 from sgpu.contract.errors import InputError
 from sgpu.testing import Fault, FaultPlan
 from sgpu.testing.drill import recoveries
-from sgpu.testing.plan import FaultKind
+from sgpu.testing.plan import POINTS, FaultKind
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -50,8 +52,10 @@ def test_every_kind_can_be_planned(kind: Any) -> None:
         ({"kind": "kill", "rank": True}, "found True"),
         ({"kind": "kill", "step": 0}, "1 or more; found 0"),
         ({"kind": "kill", "at": "no point"}, "the name of a point"),
+        ({"kind": "kill", "at": "training.stp"}, r"one of \[.*'training.step'.*\]; found 'training.stp'"),
         ({"kind": "slow", "seconds": float("nan")}, "seconds, 0 or more"),
-        ({"kind": "raise", "error": "NoSuchError"}, "raise:Name"),
+        ({"kind": "raise", "error": "NoSuchError"}, "built-in exception.*found 'NoSuchError'"),
+        ({"kind": "raise", "error": ValueError}, "built-in exception"),
         ({"kind": "exit", "code": -1}, "code"),
     ],
 )
@@ -64,6 +68,15 @@ def test_nonsense_is_refused(arguments: dict[str, Any], said: str) -> None:
 def test_a_plan_is_of_faults(faults: Any) -> None:
     with pytest.raises(InputError, match="FaultPlan: expected faults"):
         FaultPlan(*faults)
+
+
+def test_a_drill_that_cannot_strike_is_refused_before_it_starts() -> None:
+    train = distributed(gpus=2)(lambda steps: steps)
+    with pytest.raises(InputError, match=r"expected a FaultPlan before the call's own arguments; found 3"):
+        train.drill(3)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="kill: rank 2 in step 7: the run has ranks 0 to 1"):
+        train.drill(FaultPlan(Fault("kill", rank=1), Fault("kill", rank=2, step=7)), 3)
+    assert sgpu.runs() == []
 
 
 def event(kind: str, **facts: Any) -> dict[str, Any]:
@@ -87,4 +100,4 @@ def test_the_guide_lists_every_point() -> None:
     code = "\n".join(path.read_text() for path in (ROOT / "sgpu").rglob("*.py") if path.name != "failpoint.py")
     points = set(re.findall(r'failpoint\(\s*"([\w.]+)"', code)) | {"worker.reboot"}
     listed = set(re.findall(r"^\| `([\w.]+)` \|", guide, re.M))
-    assert listed == points | {"worker.boot"}
+    assert listed == points | {"worker.boot"} == set(POINTS)
