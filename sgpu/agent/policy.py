@@ -59,6 +59,8 @@ def decide(
         committed_step: the newest step with a committed checkpoint, -1 where there is none.
         jitter: 0 to 1; spreads the waits of many runs.
     """
+    if _before_its_first_step(failure, history):
+        return Decision(action="restart", reason="its process was used again, and a fresh one may get further")
     if failure.unrecoverable:
         return Decision(action="stop", reason=f"{failure.cause} would happen again")
     if policy.max_restarts == 0:
@@ -67,10 +69,9 @@ def decide(
     if ours and failure.step == 0 and committed_step < 0 and not failure.collateral:
         return Decision(action="stop", reason="it failed before the first step was completed")
     since = [past for past in history if past.committed_step == committed_step]
-    same = [past for past in since if past.failure.fingerprint == failure.fingerprint]
-    at_this_step = [past for past in same if past.failure.step == failure.step]
+    alike = _alike(failure, history, committed_step)
     from_outside = not ours and failure.kind != "hang"  # two machines may well fail within one checkpoint's interval
-    if len(at_this_step) >= (2 if from_outside else 1):
+    if len(alike) >= (2 if from_outside else 1) and not _only_in_kept(alike, history):
         return Decision(
             action="stop",
             error="crash_loop",
@@ -86,6 +87,28 @@ def decide(
     if since:
         wait = min(_LONGEST_BACKOFF_SECONDS, policy.backoff_seconds * 2 ** (len(since) - 1)) * (1 + jitter)
     return Decision(action="restart", reason=f"{failure.cause} can be survived", wait_seconds=wait)
+
+
+def _before_its_first_step(failure: Failure, history: Sequence[Past]) -> bool:
+    """Whether a process that was used again did not even get to its first step: what it had kept may be the reason."""
+    return _ran_in_kept(len(history), history) and failure.step == 0 and _is_ours(failure)
+
+
+def _alike(failure: Failure, history: Sequence[Past], committed_step: int) -> list[int]:
+    """Which of the earlier ones were the same at the same step, without a new checkpoint in between."""
+    what = (committed_step, failure.step, failure.fingerprint)
+    each = enumerate(history)
+    return [at for at, past in each if (past.committed_step, past.failure.step, past.failure.fingerprint) == what]
+
+
+def _only_in_kept(alike: Sequence[int], history: Sequence[Past]) -> bool:
+    """Whether a failure, which is `alike` to those, was never seen in processes that were all fresh."""
+    return all(_ran_in_kept(at, history) for at in (*alike, len(history)))
+
+
+def _ran_in_kept(attempt: int, history: Sequence[Past]) -> bool:
+    """Whether some process of this attempt was used again; `len(history)`: of the present one."""
+    return attempt > 0 and history[attempt - 1].in_process
 
 
 def _is_ours(failure: Failure) -> bool:
@@ -115,6 +138,7 @@ class History:
         without_progress = [past for past in self._past if past.in_process and past.committed_step == committed_step]
         if not self._policy.in_process or len(without_progress) >= _MOST_IN_PROCESS:
             return False
-        if self._past and self._past[-1].in_process and failure.step == 0 and _is_ours(failure):
-            return False  # it did not even get to its first step: what was kept may be the reason
+        alike = _alike(failure, self._past, committed_step)
+        if _before_its_first_step(failure, self._past) or (alike and _only_in_kept(alike, self._past)):
+            return False
         return self.decide(failure, committed_step=committed_step).action == "restart"

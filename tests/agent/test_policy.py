@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sgpu.agent.failure import Failure
-from sgpu.agent.policy import Decision, Past, decide
+from sgpu.agent.policy import Decision, History, Past, decide
 from sgpu.contract.policies import RestartPolicy
 
 
@@ -132,3 +132,34 @@ def test_waits_double_up_to_a_minute() -> None:
     assert waits == [0.0, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0, 60.0]
     spread = decide(_KILLED, history, RestartPolicy(max_restarts=100), committed_step=5, jitter=0.25)
     assert spread.wait_seconds == pytest.approx(75.0)
+
+
+def _kept(*failures: Failure, committed: int = 5) -> list[Past]:
+    return [dataclasses.replace(past, in_process=True) for past in _past(*failures, committed=committed)]
+
+
+@pytest.mark.parametrize("unrecoverable", [False, True])
+@pytest.mark.parametrize("committed", [-1, 5])
+def test_a_process_that_was_used_again_and_never_got_to_a_step_proves_nothing(
+    committed: int, unrecoverable: bool
+) -> None:
+    """It may not bear a second call, whatever its error says: that must not end a run which had trained."""
+    twice = _failure("exception", step=0, cause="RuntimeError", message="context has already been set")
+    twice = dataclasses.replace(twice, unrecoverable=unrecoverable)
+    assert _decide(twice, _kept(_RAISED, committed=committed), committed=committed, max_restarts=1).action == "restart"
+    assert _decide(twice, _past(_RAISED, committed=committed), committed=-1, max_restarts=1).action == "stop"
+    history = History(RestartPolicy())
+    history.add(_RAISED, committed_step=committed, in_process=True)
+    assert not history.may_go_on(twice, committed_step=committed)
+
+
+def test_a_failure_that_was_seen_only_in_processes_that_were_used_again_gets_fresh_ones() -> None:
+    other = dataclasses.replace(_RAISED, cause="KeyError")
+    history = History(RestartPolicy(max_restarts=9))
+    history.add(other, committed_step=5, in_process=True)
+    assert history.may_go_on(_RAISED, committed_step=5)
+    history.add(_RAISED, committed_step=5, in_process=True)
+    assert history.decide(_RAISED, committed_step=5).action == "restart"
+    assert not history.may_go_on(_RAISED, committed_step=5)
+    history.add(_RAISED, committed_step=5, in_process=False)
+    assert history.decide(_RAISED, committed_step=5).error == "crash_loop"
