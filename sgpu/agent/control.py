@@ -62,7 +62,8 @@ def control(run: RunDir, spec: RunSpec, *, address: str, gpus: str | None, asked
     """Supervises the run to its end; the exit status. A run that has ended for good is left as it is."""
     before = read_status(run)
     if before is not None and before.final and not exit_code(before).goes_on:
-        print(f"sgpu: run {run.id} is {before.state}; go on with it by: sgpu resume {run.id}", flush=True)
+        more = "nothing is left to do" if before.state == "SUCCEEDED" else f"go on with it by: sgpu resume {run.id}"
+        print(f"sgpu: run {run.id} is {before.state}; {more}", flush=True)
         return exit_code(before)
     process.this_process().write(run.agent)
     environment = agent_environment(spec, address=address, gpus=gpus)

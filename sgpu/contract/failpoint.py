@@ -186,8 +186,10 @@ def reset() -> None:
 
 
 def _is_first(point: Failpoint) -> bool:
-    """Whether a point that fires once has not, in any process."""
+    """Whether a point that fires once has not, in any process; none fires once the log's folder is gone."""
     log = settings.failpoint_log()
+    if log is not None and not log.parent.is_dir():
+        return False  # the drill is over, and its run was resumed
     if not point.once or log is None:
         return not point.once or _passed[point.name] == 1
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,10 +40,13 @@ def sizes_of(batch_size: int | None, whole: int | None, *, world: int) -> Sizes:
         whole: the global batch; each of `world` ranks takes an equal part.
 
     Raises:
-        InputError: the global batch is no whole number of samples a rank.
+        InputError: a size is no whole number, or the global batch is none of samples a rank.
     """
     if whole is None:
-        return Sizes(batch=None if batch_size is None else int(batch_size))
+        try:
+            return Sizes(batch=None if batch_size is None else int(operator.index(batch_size)))
+        except TypeError:
+            raise InputError(f"batch_size must be a whole number, 1 or more, or None; found {batch_size!r}") from None
     if isinstance(whole, bool) or not isinstance(whole, int) or whole < 1:
         raise InputError(f"global_batch_size must be a whole number, 1 or more; found {whole!r}")
     left_out = isinstance(batch_size, _LeftOut)

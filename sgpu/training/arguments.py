@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +27,8 @@ def check_parts(*, loader: Any, max_steps: Any, extra: Any, checkpoints: Any) ->
             f"TrainLoop(checkpoints=...) takes a folder, a URL or a CheckpointPolicy; found {checkpoints!r} "
             f"({type(checkpoints).__name__})"
         )
+    if extra is not None and not isinstance(extra, Mapping):
+        raise InputError(f'TrainLoop(extra=...) takes parts by name, as {{"ema": ema}}; found {extra!r:.80}')
     for name, part in (extra or {}).items():
         if name in ("model", "optimizer", "scheduler"):
             raise InputError(f"TrainLoop(extra=...): the name {name!r} is taken; use another")

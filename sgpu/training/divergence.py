@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from sgpu.contract import records
 from sgpu.contract.errors import DivergenceError, InputError
+from sgpu.metrics.recorder import number_of
 from sgpu.training.agreement import Agreement
 from sgpu.training.progress import Progress
 from sgpu.training.session import Session
@@ -79,7 +80,7 @@ class Divergence:
         Raises:
             DivergenceError: a loss is bad, and the policy ends the run or rolls it back.
         """
-        value, limit = float(loss), limit_of(self._progress.losses, self._policy)
+        value, limit = number_of("loss", loss), limit_of(self._progress.losses, self._policy)
         world, rank = self._session.world_size, self._session.rank
         bad = not math.isfinite(value) or value > limit
         known = self._here() in self._passed_over

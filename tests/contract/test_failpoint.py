@@ -135,5 +135,23 @@ def test_actions_on_the_process(action: str, ended: int, tmp_path: pathlib.Path)
     assert (tmp_path / "fired").read_text() == f"here rank=None nth=1 action={action.partition(':')[0]}\n"
 
 
+@pytest.mark.parametrize("once", ["", "!"])
+def test_nothing_fires_when_the_folder_of_the_log_is_gone(
+    once: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of a drill that is over, resumed."""
+    folder = tmp_path / "drill"
+    folder.mkdir()
+    monkeypatch.setenv("SGPU_FAILPOINT", f"here{once}=errno:EIO")
+    monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(folder / "fired"))
+    with pytest.raises(OSError):
+        failpoint.failpoint("here")
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+    failpoint.failpoint("here")
+    assert not folder.exists()
+
+
 def test_a_point_is_a_value() -> None:
     assert parse("a=kill") == (Failpoint(name="a", rank=None, nth=None, action="kill", value=""),)

@@ -106,6 +106,12 @@ def test_what_it_cannot_go_with_is_refused(options: dict[str, Any], told: str) -
         make(num_workers=0, **options)
 
 
+@pytest.mark.parametrize("batch_size", ["4", 4.0])
+def test_a_batch_size_is_a_whole_number(batch_size: Any) -> None:
+    with pytest.raises(InputError, match="batch_size must be a whole number, 1 or more, or None; found"):
+        DataLoader(Numbers(3), batch_size=batch_size, num_workers=0)
+
+
 def test_data_that_cannot_be_counted_have_none(make_volume: MakeVolume) -> None:
     with pytest.raises(InputError, match="Uneven comes with an iterable that cannot be counted"):
         DataLoader(Uneven(5), num_workers=0, global_batch_size=2)

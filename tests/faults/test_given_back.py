@@ -172,7 +172,7 @@ def test_wherever_it_is_the_run_is_saved_and_gone_on_with(
         [sys.executable, "-m", "sgpu.agent", scheduled.run.path], capture_output=True, text=True, timeout=60
     )  # fmt: skip
     assert again.returncode == 0
-    assert "is SUCCEEDED; go on with it by: sgpu resume" in again.stdout
+    assert "is SUCCEEDED; nothing is left to do" in again.stdout
     assert members(scheduled.run) == []
 
 

@@ -67,3 +67,4 @@ def test_a_drill_that_ends_the_run_says_how() -> None:
     assert "No space left on device" in report.error or "no space" in report.error.lower()
     assert report.recoveries[0].seconds is None
     assert "not survived" in str(report)
+    assert len(report.run.resume().result(60)) == 2, "the drill is over: its faults are not met again"

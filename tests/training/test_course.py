@@ -174,6 +174,7 @@ def test_a_loader_with_other_generators_is_refused_by_name(root: pathlib.Path, s
         ({"checkpoints": 7}, r"checkpoints=...\) takes a folder, a URL or a CheckpointPolicy; found 7 \(int\)"),
         ({"loader": None}, r"needs loader=..., or max_steps=..."),
         ({"extra": {"model": torch.nn.Linear(1, 1)}}, r"the name 'model' is taken"),
+        ({"extra": [3]}, r"extra=\.\.\.\) takes parts by name.*found \[3\]"),
         ({"extra": {"average": 3}}, r"'average'.*a int has no state_dict and load_state_dict"),
     ],
 )

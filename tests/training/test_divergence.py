@@ -44,7 +44,7 @@ def test_a_policy_that_makes_no_sense(wrong: dict[str, Any]) -> None:
         TrainLoop(max_steps=1, divergence="ignore")
 
 
-def _weights_after(root: pathlib.Path, losses: dict[int, float], **options: Any) -> tuple[list[int], Any]:
+def _weights_after(root: pathlib.Path, losses: dict[int, Any], **options: Any) -> tuple[list[int], Any]:
     """Steps that were trained, and the weight, where step k's loss is `losses[k]` or 1."""
     training = Training(root, checkpoint_every=100, **options)
     trained = []
@@ -83,6 +83,12 @@ def test_too_many_in_a_row_end_it(root: pathlib.Path, supervised: Begin) -> None
         _weights_after(root, {2: math.nan, 3: math.nan, 4: math.nan}, divergence=policy)
     assert (caught.value.step, caught.value.rank, caught.value.unrecoverable) == (4, 0, True)
     assert [event["action"] for event in events(run, "diverged")] == ["skip", "skip", "stop"]
+
+
+def test_a_loss_that_is_not_one_number_is_refused(root: pathlib.Path, supervised: Begin) -> None:
+    supervised()
+    with pytest.raises(InputError, match=r"'loss' must be one number; found tensor.*shape \(2,\)"):
+        _weights_after(root, {2: [1.0, 2.0]})
 
 
 def test_stop_is_the_default_and_says_what_else_there_is(root: pathlib.Path, supervised: Begin) -> None:
