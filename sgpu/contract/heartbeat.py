@@ -84,6 +84,11 @@ class Slot:
     def generation(self) -> int:
         return self._generation
 
+    @property
+    def revoked(self) -> bool:
+        """Whether the call that it was made for was given up: then it writes no more."""
+        return self._of_call != _revoked
+
     def beat(
         self, step: int, epoch: int = 0, total_steps: int = -1, *, step_seconds: float = 0.0, work_seconds: float = 0.0
     ) -> None:
@@ -220,7 +225,7 @@ class Slot:
         )
 
     def _write(self, now: int) -> None:
-        if self._of_call != _revoked:
+        if self.revoked:
             return
         memory, at = self._memory, self._at
         (sequence,) = _SEQUENCE.unpack_from(memory, at)

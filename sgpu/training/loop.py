@@ -265,7 +265,8 @@ class TrainLoop:
         if self._session.supervised:  # a rank that fails must not wait for others to commit
             self._meter.idle()
             self._close(None, None)
-            settle_later(self._saver.settle)
+            if not self._session.slot.revoked:  # else it was found only when its call had been given up
+                settle_later(self._saver.settle)
         else:
             self._saver.leave(finish=self._stop.signalled)
             self._session.settle_at_exit(step=self._progress.step, epoch=self._progress.epoch)
