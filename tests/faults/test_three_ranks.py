@@ -26,7 +26,7 @@ def test_all_end_with_the_same_steps_and_each_sample_was_trained_once(
     lines = fired.read_text()
     assert "job.before_step" in lines
     assert "metrics.flush" in lines
-    assert run.status.restarts == 2
+    assert run.status.restarts in (1, 2), "the second death may come while the first is answered"
     assert len({result["digest"] for result in results}) == 1
     (steps,) = {result["steps"] for result in results}
     ledger = job.read_ledger(notes)  # a step that was done again has to be the same
