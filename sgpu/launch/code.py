@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-import site
 import sys
-import sysconfig
 from collections.abc import Iterable
 from types import ModuleType
+
+from sgpu.contract import installed
 
 _MOST_BYTES = 20 * 2**20
 _MOST_FILES = 2000
@@ -21,22 +21,16 @@ _SKIPPED = frozenset({"__pycache__", ".git", ".venv", "node_modules", ".ipynb_ch
 
 def local_modules(modules: Iterable[tuple[str, ModuleType]]) -> dict[str, pathlib.Path]:
     """Top-level names whose file or folder is the user's own: neither installed nor of Python itself."""
-    installed = [pathlib.Path(path).resolve() for path in _installed_folders()]
+    folders = installed.folders()
     found: dict[str, pathlib.Path] = {}
     for name, module in modules:
         if "." in name or name in ("__main__", "__mp_main__", "sgpu"):
             continue
         place = _place(module)
-        if place is None or any(place.is_relative_to(folder) for folder in installed):
+        if place is None or any(place.is_relative_to(folder) for folder in folders):
             continue
         found[name] = place
     return found
-
-
-def _installed_folders() -> list[str]:
-    paths = sysconfig.get_paths()
-    folders = [paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")]
-    return [*folders, *site.getsitepackages(), site.getusersitepackages(), str(pathlib.Path(__file__).parents[1])]
 
 
 def _place(module: ModuleType) -> pathlib.Path | None:

@@ -1,12 +1,14 @@
 """What a process was before the user's call: brought back after it, or told to be gone.
 
 A call that is made again in the same process must find what the first one found. What is put back: environment,
-folder, import path, arguments, signal handlers, warning filters, torch's global hooks and settings, and the run's local
-modules, which are imported anew. What cannot be put back is looked for; where it is found, a fresh process is needed.
+folder, import path, arguments, signal handlers, warning filters, torch's global hooks, settings (see knobs.py), and
+modules and classes of the user's own, which are made anew. What cannot be put back is looked for; where it is found, a
+fresh process is needed.
 """
 
 from __future__ import annotations
 
+import importlib.machinery
 import logging
 import os
 import pathlib
@@ -16,14 +18,18 @@ import threading
 import time
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sgpu import settings
+from sgpu.contract import installed
+from sgpu.worker.knobs import Knobs
 
 _THREADS_SECONDS = 0.5
 _HARMLESS_THREADS = frozenset({"TMonitor"})  # tqdm's: one a process, it holds nothing
 _OWN_THREADS = "sgpu-"  # they end by themselves, with what they have in hand
+_PACKAGES = frozenset({"site-packages", "dist-packages"})
+_NATIVE = tuple(importlib.machinery.EXTENSION_SUFFIXES)
 _LEFT_GPU_BYTES = 256 * 2**20
 
 # What programs replace to change how others train or draw.
@@ -31,7 +37,7 @@ _WATCHED = (
     "builtins", "random", "numpy.random", "torch", "torch.nn.functional", "torch.nn.init", "torch.distributed",
     "torch.utils.data",
 )  # fmt: skip
-_WATCHED_CLASSES = ("torch.nn", "torch.optim", "torch.nn.parallel")
+_WATCHED_CLASSES = ("torch.nn", "torch.optim", "torch.optim.lr_scheduler", "torch.nn.parallel", "torch.utils.data")
 _REPLACEABLE = (
     type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.MethodDescriptorType,
     types.WrapperDescriptorType, staticmethod, classmethod, property,
@@ -51,10 +57,13 @@ class Pristine:
         self._threads = {thread.ident for thread in threading.enumerate()}
         self._attributes = {name: dict(_callables(space)) for name, space in _spaces()}
         self._hooks = {(name, key): dict(hooks) for name, key, hooks in _hooks()}
-        self._settings = [(put, value) for put, value in _torch_settings()]
+        self._modules, self._installed = frozenset(sys.modules), installed.folders()
+        self._knobs = Knobs()
+        self._stuck: str | None = None
 
     def restore(self, code: pathlib.Path) -> None:
         """Puts back what can be. `code`: the folder of the run's local modules."""
+        self._stuck = self._knobs.put_back()
         settings.replace(self._environment)
         os.chdir(self._folder)
         sys.path[:], sys.argv[:] = self._path, self._arguments
@@ -67,22 +76,35 @@ class Pristine:
         for name, key, hooks in _hooks():
             hooks.clear()
             hooks.update(self._hooks.get((name, key), {}))
-        for put, value in self._settings:
-            put(value)
-        for name, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None) or ""
-            if file.startswith(f"{code}{os.sep}"):
+        self._forget_modules(code)
+        _forget_classes()
+
+    def _forget_modules(self, code: pathlib.Path) -> None:
+        """The user's own, also such as did not travel with the run: found in the working folder, or too large.
+
+        Native ones are imported once a process, as installed ones are.
+        """
+        new = {name: file for name, file in _files() if name not in self._modules}
+        native = {name.partition(".")[0] for name, file in new.items() if file.endswith(_NATIVE)}
+        for name, file in _files():
+            travelled = file.startswith(f"{code}{os.sep}")
+            if travelled or (name in new and name.partition(".")[0] not in native and not self._is_installed(file)):
                 del sys.modules[name]
+
+    def _is_installed(self, file: str) -> bool:
+        place = pathlib.Path(file).resolve()
+        return not _PACKAGES.isdisjoint(place.parts) or any(place.is_relative_to(each) for each in self._installed)
 
     def lost(self) -> str | None:
         """Why this process is not what it was, and cannot be; None: it is. To be asked after `restore`."""
-        return self._replaced() or self._running() or _gpu_memory()
+        return self._stuck or self._replaced() or self._running() or _gpu_memory()
 
     def _replaced(self) -> str | None:
         for name, space in _spaces():
             before = self._attributes.get(name, {})
-            for key, value in _callables(space):
-                if before.get(key, value) is not value and not _is_torchs(value):
+            for key, value in before.items():
+                now = space.get(key)
+                if now is not value and not _is_torchs(now):
                     return f"{name}.{key} was replaced"
         return None
 
@@ -114,6 +136,19 @@ def _callables(space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     return ((key, value) for key, value in list(space.items()) if issubclass(type(value), _REPLACEABLE))
 
 
+def _files() -> list[tuple[str, str]]:
+    """Of all modules that have one."""
+    files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
+    return [(name, file) for name, file in files if isinstance(file, str) and os.path.isabs(file)]
+
+
+def _forget_classes() -> None:
+    """Those of the notebook, which cloudpickle would give again as the first call left them."""
+    module: Any = sys.modules.get("cloudpickle.cloudpickle")
+    for name in ("_DYNAMIC_CLASS_TRACKER_BY_ID", "_DYNAMIC_CLASS_TRACKER_BY_CLASS"):
+        getattr(module, name, {}).clear()
+
+
 def _is_torchs(value: Any) -> bool:
     """torch replaces some of its own: a step once it is profiled, a function once its compiler is loaded."""
     code = getattr(value, "__code__", None)
@@ -127,26 +162,6 @@ def _hooks() -> Iterator[tuple[str, str, dict[Any, Any]]]:
         for key, value in list(vars(sys.modules[name]).items()) if name in sys.modules else ():
             if key.startswith("_global_") and isinstance(value, dict):
                 yield name, key, value
-
-
-def _torch_settings() -> Iterator[tuple[Callable[[Any], Any], Any]]:
-    torch: Any = sys.modules.get("torch")
-    if torch is None:
-        return
-    yield torch.set_default_dtype, torch.get_default_dtype()
-    yield torch.set_default_device, None
-    yield torch.set_num_threads, torch.get_num_threads()
-    yield torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()
-    yield torch.set_grad_enabled, torch.is_grad_enabled()
-    yield torch.set_deterministic_debug_mode, torch.get_deterministic_debug_mode()
-    yield torch.autograd.set_detect_anomaly, torch.is_anomaly_enabled()
-    cudnn = torch.backends.cudnn
-    for name in ("benchmark", "deterministic", "allow_tf32", "enabled"):
-        yield _setter(cudnn, name), getattr(cudnn, name)
-
-
-def _setter(holder: Any, name: str) -> Callable[[Any], None]:
-    return lambda value: setattr(holder, name, value)
 
 
 def _gpu_memory() -> str | None:
