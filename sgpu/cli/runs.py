@@ -38,7 +38,7 @@ def list_runs(
         typer.echo(f"{len(found) - limit} older; --limit shows more")
 
 
-def _row(run: Run) -> tuple[str, ...]:
+def _row(run: Run, word: str = "") -> tuple[str, ...]:
     try:
         spec, status = run.spec, run.status
     except (SgpuError, ValueError, TypeError, KeyError) as error:  # a folder that is damaged, or no run of this version
@@ -46,20 +46,22 @@ def _row(run: Run) -> tuple[str, ...]:
     step = f"{status.step}/{status.total_steps}" if status.total_steps is not None else str(status.step)
     started = status.started or spec.created
     took = (status.ended or (status.updated if status.final else time.time())) - started
-    workers = f"{spec.world_size} {'GPU' if spec.accelerator == 'cuda' else 'CPU'}"
+    workers = f"{spec.world_size} {'GPU' if spec.accelerator == 'cuda' else 'CPU'}{word}"
     workers += f" on {spec.nodes} nodes" if spec.nodes > 1 else ""
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(started))
     return (status.state, step, workers, str(status.restarts), when, screen.in_time(max(took, 0.0)))
 
 
 def show(run_id: str = ID) -> None:
-    """Tells where one run stands: its state, its nodes, and what ended it."""
+    """Tells where one run stands: its state, its nodes, what ended it, and what to do next."""
     run = Run.open(run_id)
     spec, status = run.spec, run.status
-    state, step, workers, restarts, when, took = _row(run)
-    typer.echo(f"{run.id}: {state} at step {step}, after {took}, {restarts} restarts, since {when}; {workers} workers")
+    state, step, workers, restarts, when, took = _row(run, " workers")
+    typer.echo(f"{run.id}: {state} at step {step}, after {took}, {restarts} restarts, since {when}; {workers}")
     if status.failure is not None:
         typer.echo(f"cause: {_cause(status.failure)}")
+    elif state == "LOST":
+        typer.echo(f"cause: its supervisor vanished; see {RunDir(pathlib.Path(run.path)).agent_log}")
     if status.nodes:
         shown = screen.table("node", "state", "address", "ranks")
         for each in status.nodes:
@@ -68,6 +70,8 @@ def show(run_id: str = ID) -> None:
             shown.add_row(str(each.node), "" if status.final else each.state, each.address or "", told)
         screen.console().print(shown)
     typer.echo(f"folder: {run.path}")
+    if status.final and state != "SUCCEEDED":
+        typer.echo(f"next: `sgpu logs {run.id}` shows what it printed, `sgpu resume {run.id}` goes on")
 
 
 def _cause(failure: Mapping[str, Any]) -> str:

@@ -56,14 +56,25 @@ def test_show_tells_nodes_and_cause(sgpu: Any, make_run: Any) -> None:
     run.status.write_text(json.dumps({**status, "nodes": nodes, "failure": failure}))
     told = sgpu("show", "bbbbbb")
     assert told.exit_code == 0, told.output
-    first, cause, _, *rows, folder = told.stdout.splitlines()
+    first, cause, _, *rows, folder, more = told.stdout.splitlines()
     assert first.startswith("20260102-000000-train-bbbbbb: FAILED at step 30, after 1.5 min")
-    assert first.endswith("4 CPU on 2 nodes workers")
+    assert first.endswith("4 CPU workers on 2 nodes")
     assert cause == "cause: node 1 was lost: its connection was closed"
     assert [row.split() for row in rows] == [
         ["0", "127.0.0.2", "0", "to", "1"], ["1", "2", "to", "3"], ["2", "127.0.0.4", "spare"],
     ]  # fmt: skip
     assert folder == f"folder: {run.root}"
+    assert more.startswith("next: `sgpu logs 20260102-000000-train-bbbbbb`")
+    assert more.endswith("`sgpu resume 20260102-000000-train-bbbbbb` goes on")
+
+
+def test_show_of_a_run_whose_supervisor_was_killed_says_where_to_look(sgpu: Any, make_run: Any) -> None:
+    run = make_run("20260102-000000-train-bbbbbb", state="LOST")
+    told = sgpu("show", "bbbbbb").stdout
+    assert f"cause: its supervisor vanished; see {run.agent_log}\n" in told
+    assert "next: " in told
+    make_run("20260102-000000-train-cccccc")
+    assert "next: " not in sgpu("show", "cccccc").stdout
 
 
 def test_the_cause_tells_type_and_rank_of_an_exception(sgpu: Any, make_run: Any) -> None:
