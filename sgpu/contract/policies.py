@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +20,13 @@ def _is_count(value: object, least: int) -> bool:
 
 def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
+
+
+def _is_place(value: object) -> bool:
+    """A path or URL; what was meant as a URL must not become a folder of that name."""
+    if not isinstance(value, str):
+        return hasattr(value, "__fspath__")
+    return value != "" and re.match(r"(s3a?|gc?s|abfss?|adl|az|hf|https?|file)(//|:/(?!/))", value) is None
 
 
 def _is_best(value: object) -> bool:
@@ -61,9 +69,9 @@ class CheckpointPolicy:
 
     def __post_init__(self) -> None:
         _require(
-            self.root is None or hasattr(self.root, "__fspath__") or (isinstance(self.root, str) and self.root != ""),
+            self.root is None or _is_place(self.root),
             "checkpoints root",
-            "a path or URL",
+            'a path or URL ("s3://bucket/run")',
             self.root,
         )
         for name in ("every_steps", "keep_every"):
