@@ -15,8 +15,7 @@ class OwnBuffers:
     """
 
     def __init__(self, model: Any, *, world_size: int) -> None:
-        same = isinstance(model, torch.nn.parallel.DistributedDataParallel) and model.broadcast_buffers
-        self._model = model if world_size > 1 and isinstance(model, torch.nn.Module) and not same else None
+        self._model = model if world_size > 1 and isinstance(model, torch.nn.Module) else None
 
     def _found(self) -> dict[str, torch.Tensor]:
         if self._model is None:
