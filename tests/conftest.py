@@ -73,6 +73,13 @@ def without_mlflow(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PYTHONPATH", str(folder))
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no process is left alone with them at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 # In CI all is installed: a test that skips was not run, and fails the run, unless the machine cannot have what it
 # needs.
 _ALLOWED_SKIPS = ("needs a GPU", "needs a network namespace", "needs a mount namespace", "needs a control group")

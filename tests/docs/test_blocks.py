@@ -24,7 +24,7 @@ PLAIN = ("text", "json")
 SETUP = (
     "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[notebook,demo]' && .venv/bin/sgpu demo",
     "python3 -m venv .venv && .venv/bin/pip install torch==2.13.0 -e '.[test]' && "
-    ".venv/bin/python -m pytest -n 2 --dist loadfile",
+    ".venv/bin/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder",
 )
 
 
