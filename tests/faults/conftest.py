@@ -10,6 +10,7 @@ import pytest
 from tests.faults.rig.client import Warm
 from tests.run.conftest import (  # noqa: F401 - fixtures, which pytest looks for here
     each_is_without_mlflow,
+    left,
     members,
     nothing_runs_on,
     script,

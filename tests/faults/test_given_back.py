@@ -145,7 +145,7 @@ def scheduled(tmp_path: pathlib.Path, until: Callable[..., Any]) -> Iterator[Sch
 
 
 def test_wherever_it_is_the_run_is_saved_and_gone_on_with(
-    scheduled: Scheduled, members: Callable[[Run], list[int]]
+    scheduled: Scheduled, members: Callable[[Run], list[int]], left: Callable[[Run], list[int]]
 ) -> None:
     for place in _PLACES if os.environ.get("NIGHTLY") == "true" else _PLACES[:4]:
         scheduled.start(place)
@@ -173,11 +173,11 @@ def test_wherever_it_is_the_run_is_saved_and_gone_on_with(
     )  # fmt: skip
     assert again.returncode == 0
     assert "is SUCCEEDED; nothing is left to do" in again.stdout
-    assert members(scheduled.run) == []
+    assert left(scheduled.run) == []
 
 
 def test_while_it_restores_or_restarts_and_with_too_little_time(
-    scheduled: Scheduled, tmp_path: pathlib.Path, members: Callable[[Run], list[int]]
+    scheduled: Scheduled, tmp_path: pathlib.Path, left: Callable[[Run], list[int]]
 ) -> None:
     fired = tmp_path / "fired"
     scheduled.start("nowhere", SGPU_FAILPOINT="checkpoint.restore=sleep:2", SGPU_FAILPOINT_LOG=str(fired))
@@ -212,7 +212,7 @@ def test_while_it_restores_or_restarts_and_with_too_little_time(
     newest = scheduled.events("restored")[-1]
     assert 0 < newest["step"] <= max(scheduled.steps(0))
     assert sorted(set(scheduled.steps(0))) == list(range(max(scheduled.steps(0)) + 1)), "none is missing"
-    assert members(scheduled.run) == []
+    assert left(scheduled.run) == []
 
 
 def _beats(run: Run) -> list[Any]:

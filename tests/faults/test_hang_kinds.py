@@ -122,7 +122,7 @@ _TOLD = [
 
 
 def test_each_kind_of_hang_is_told_and_what_is_none_is_not(
-    tmp_path: pathlib.Path, members: Callable[[Run], list[int]]
+    tmp_path: pathlib.Path, left: Callable[[Run], list[int]]
 ) -> None:
     policy = RestartPolicy(
         max_restarts=20, backoff_seconds=0.01, hang_seconds=_LIMIT_SECONDS,
@@ -141,7 +141,7 @@ def test_each_kind_of_hang_is_told_and_what_is_none_is_not(
         (failure,) = [event for event in failures if event["generation"] == fired["generation"]]
         _is_told(failure, rank, words, step=fired["step"], run=run)
     assert len(failures) == len(_TOLD), "and nothing else was taken for a hang"
-    assert members(run) == []
+    assert left(run) == []
 
 
 def _is_told(failure: dict[str, Any], rank: int | None, words: str, *, step: int, run: Run) -> None:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_before_the_loop_and_with_a_learned_limit(
-    tmp_path: pathlib.Path, members: Callable[[Run], list[int]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, left: Callable[[Run], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SGPU_HANG_FLOOR_SECONDS", "1")
 
@@ -74,4 +74,4 @@ def test_before_the_loop_and_with_a_learned_limit(
     kept = json.loads(pathlib.Path(run.path, "step_times.json").read_text())
     assert sum(kept["classes"].values()) >= 20
     assert kept["doubted_step"] == 40
-    assert members(run) == []
+    assert left(run) == []

@@ -107,7 +107,7 @@ def _kept(run: Run) -> list[list[int]]:
 
 
 @pytest.mark.timeout(240)
-def test_only_those_that_died_are_replaced(tmp_path: pathlib.Path, members: Callable[[Run], list[int]]) -> None:
+def test_only_those_that_died_are_replaced(tmp_path: pathlib.Path, left: Callable[[Run], list[int]]) -> None:
     """Exceptions, deaths, also of rank 0, and hangs, in which the other rank is stuck in a collective."""
     faults = [("raise", 1), ("kill", 0), ("sleep", 1), ("spin", 0), ("kill", 1), ("raise", 0)]
     run, _ = _run(tmp_path, faults, 220)
@@ -122,7 +122,7 @@ def test_only_those_that_died_are_replaced(tmp_path: pathlib.Path, members: Call
     assert causes[0] == causes[5] == "RuntimeError"
     assert causes[1] == causes[4] == "SIGKILL, signal 9"
     assert causes[2].startswith("no step for")
-    assert members(run) == []
+    assert left(run) == []
 
 
 def _flat(folder: pathlib.Path, restarts: int) -> None:

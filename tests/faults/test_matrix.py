@@ -46,7 +46,7 @@ def _uninterrupted(steps: int) -> torch.Tensor:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kinds", [("kill", "raise", "segv"), ("stop", "exit", "leave")], ids="-".join)
 def test_every_fault_at_every_place(
-    kinds: tuple[str, ...], tmp_path: pathlib.Path, members: Callable[[Run], list[int]]
+    kinds: tuple[str, ...], tmp_path: pathlib.Path, left: Callable[[Run], list[int]]
 ) -> None:
     faults = _faults(kinds)
 
@@ -116,4 +116,4 @@ def test_every_fault_at_every_place(
     expected = _uninterrupted(_STEPS * (len(faults) + 1))
     for result in results:
         assert torch.equal(result, expected)
-    assert members(run) == []
+    assert left(run) == []

@@ -91,7 +91,7 @@ def _train(folder: str, disturbed: bool) -> torch.Tensor:
 
 def test_whatever_is_lost_the_run_ends_as_the_undisturbed_one(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, members: Callable[[Run], list[int]],
-    until: Callable[..., Any],
+    left: Callable[[Run], list[int]], until: Callable[..., Any],
 ) -> None:  # fmt: skip
     monkeypatch.setenv("SGPU_NODE_TIMEOUT_SECONDS", "4")
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
@@ -121,11 +121,11 @@ def test_whatever_is_lost_the_run_ends_as_the_undisturbed_one(
     for result in results:
         assert torch.equal(result, expected[0])
     assert survival.check_same(undisturbed, disturbed, world_size=_WORLD) > 0, "nothing was lost"
-    until(lambda: members(run) == [], "nothing is left", 30)
+    assert left(run) == []
 
 
 def test_the_other_node_is_watched_asked_and_told_as_the_first(
-    tmp_path: pathlib.Path, until: Callable[..., Any], members: Callable[[Run], list[int]]
+    tmp_path: pathlib.Path, until: Callable[..., Any], left: Callable[[Run], list[int]]
 ) -> None:
     """A rank hangs there; it is given back; the run is cancelled; what its ranks return comes home."""
     policy = RestartPolicy(hang_seconds=1.0)
@@ -178,7 +178,7 @@ def test_the_other_node_is_watched_asked_and_told_as_the_first(
     assert agent.signal(signal.SIGTERM), "the fault did not fire"
     assert run.wait(60) == "PREEMPTED"
     assert len({done(rank)[-1] for rank in range(4)}) == 1, "all nodes stop after the same step"
-    until(lambda: members(run) == [], "nothing is left", 30)
+    assert left(run) == []
 
     run.resume()
     until(lambda: "restored" in {event["kind"] for event in run.events()}, "restored", 90)
@@ -186,7 +186,7 @@ def test_the_other_node_is_watched_asked_and_told_as_the_first(
     until(lambda: done(3)[-1] > last + 5, "it trains again")
     run.cancel()
     assert run.state == "CANCELLED"
-    until(lambda: members(run) == [], "nothing is left", 30)
+    assert left(run) == []
     for rank in range(4):
         assert len(done(rank)) == len(set(done(rank))), "no step was done twice"
 
@@ -197,11 +197,11 @@ def test_the_other_node_is_watched_asked_and_told_as_the_first(
     assert [(each.pop("NODE_RANK"), each.pop("GROUP_RANK")) for each in told] == [("0", "0")] * 2 + [("1", "1")] * 2
     for each in told:
         assert each == {"LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.2"}
-    until(lambda: members(run) == [], "nothing is left", 30)
+    assert left(run) == []
 
 
 def test_the_first_bad_rank_ends_all_nodes_at_once(
-    tmp_path: pathlib.Path, until: Callable[..., Any], members: Callable[[Run], list[int]]
+    tmp_path: pathlib.Path, until: Callable[..., Any], left: Callable[[Run], list[int]]
 ) -> None:
     @distributed(gpus=4, on=Local(nodes=2), restarts=0)
     def train(folder: str) -> None:
@@ -225,7 +225,7 @@ def test_the_first_bad_rank_ends_all_nodes_at_once(
     outcome = read_outcome(RunDir(pathlib.Path(run.path)), 0, 2)
     assert outcome is not None
     assert run.events()[-1]["time"] - outcome.time < 15, "not when they would have ended by themselves"
-    until(lambda: members(run) == [], "nothing is left", 30)
+    assert left(run) == []
 
 
 def test_a_warm_spare_takes_over(
@@ -285,7 +285,7 @@ def test_a_warm_spare_takes_over(
 
 
 def test_a_run_goes_on_without_a_node_and_takes_it_back(
-    tmp_path: pathlib.Path, until: Callable[..., Any], members: Callable[[Run], list[int]]
+    tmp_path: pathlib.Path, until: Callable[..., Any], left: Callable[[Run], list[int]]
 ) -> None:
     """The global batch is fixed: every batch is the one of the whole world's, whoever takes part."""
 
@@ -358,4 +358,4 @@ def test_a_run_goes_on_without_a_node_and_takes_it_back(
     for epoch in range(len(order) // 4):
         together = [sample for batch in whole[4 * epoch : 4 * epoch + 4] for sample in batch]
         assert sorted(together) == list(range(32)), f"epoch {epoch}: each sample once"
-    until(lambda: members(run) == [], "nothing is left", 30)
+    assert left(run) == []

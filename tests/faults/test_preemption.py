@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_preempted_and_cancelled_runs_lose_no_step(
-    tmp_path: pathlib.Path, until: Callable[..., Any], members: Callable[[Run], list[int]]
+    tmp_path: pathlib.Path, until: Callable[..., Any], left: Callable[[Run], list[int]]
 ) -> None:
     @distributed(gpus=2)
     def train(folder: str) -> float:
@@ -60,7 +60,7 @@ def test_preempted_and_cancelled_runs_lose_no_step(
     with pytest.raises(RunCancelledError, match="was preempted after step"):
         run.result(1)
     assert done(0) == done(1) == list(range(len(done(0))))
-    assert members(run) == []
+    assert left(run) == []
 
     run.resume()
     until(lambda: "restored" in {event["kind"] for event in run.events()}, "restored")
@@ -82,4 +82,4 @@ def test_preempted_and_cancelled_runs_lose_no_step(
     assert (tmp_path / "draws0").read_text() != (tmp_path / "draws1").read_text()
     kinds = [event["kind"] for event in run.events()]
     assert (kinds.count("preempted"), kinds.count("restored"), kinds.count("run_ended")) == (1, 2, 3)
-    assert members(run) == []
+    assert left(run) == []

@@ -68,6 +68,19 @@ def members() -> Callable[[Run], list[int]]:
 
 
 @pytest.fixture
+def left(members: Callable[[Run], list[int]]) -> Callable[[Run], list[int]]:
+    """Processes that outlive a run. It is told as ended while its agents still close what they have in hand."""
+
+    def find(run: Run) -> list[int]:
+        deadline = time.monotonic() + 30
+        while (found := members(run)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return found
+
+    return find
+
+
+@pytest.fixture
 def script(tmp_path: pathlib.Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Starts a Python script of its own in a folder of its own, as a kernel would be."""
     started: list[subprocess.Popen[str]] = []

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_first_failure_is_the_one_that_is_raised(
-    members: Callable[[Run], list[int]], seconds_to_end: Callable[[Run], float]
+    left: Callable[[Run], list[int]], seconds_to_end: Callable[[Run], float]
 ) -> None:
     """Rank 2 raises an exception of the notebook's own, while three others wait in an all-reduce."""
 
@@ -52,7 +52,7 @@ def test_the_first_failure_is_the_one_that_is_raised(
     assert "bootstrap.py" not in told
     assert seconds_to_end(run) < 10
     assert run.state == "FAILED"
-    assert members(run) == []
+    assert left(run) == []
     failure = next(event for event in run.events() if event["kind"] == "failure")
     assert (failure["rank"], failure["cause"].rpartition(".")[2]) == (2, "OutOfCatsError")
     assert "OutOfCatsError" in run.logs(2)
@@ -84,7 +84,7 @@ _ENDINGS = [
 
 @pytest.mark.parametrize(("statement", "cause"), _ENDINGS, ids=[row[0] for row in _ENDINGS])
 def test_a_rank_that_leaves_without_a_result(
-    statement: str, cause: str, members: Callable[[Run], list[int]], seconds_to_end: Callable[[Run], float]
+    statement: str, cause: str, left: Callable[[Run], list[int]], seconds_to_end: Callable[[Run], float]
 ) -> None:
     @distributed(gpus=2, restarts=RestartPolicy(max_restarts=1, backoff_seconds=0.0))
     def train() -> None:
@@ -118,4 +118,4 @@ def test_a_rank_that_leaves_without_a_result(
     assert seconds_to_end(run) < 10
     assert "about to leave" in run.logs(1), "the fault did not fire"
     assert run.state == "FAILED"
-    assert members(run) == []
+    assert left(run) == []

@@ -47,7 +47,7 @@ def _both_started(folder: pathlib.Path) -> bool:
 
 
 def test_a_run_survives_its_kernel_and_is_attached_to(
-    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, members: Members
+    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, left: Members
 ) -> None:
     kernel = script(
         _KERNEL + "print(waits.submit(sys.argv[1]).id, flush=True)\ntime.sleep(600)\n", str(tmp_path),
@@ -66,11 +66,11 @@ def test_a_run_survives_its_kernel_and_is_attached_to(
         run.result(0.1)
     (tmp_path / "go").touch()
     assert run.result(60) == [0, 10]
-    assert members(run) == []
+    assert left(run) == []
 
 
 def test_the_kernel_takes_the_run_with_it_where_that_is_asked_for(
-    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, members: Members
+    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, left: Members
 ) -> None:
     kernel = script(
         _KERNEL + "print(waits.submit(sys.argv[1]).id, flush=True)\ntime.sleep(600)\n", str(tmp_path),
@@ -83,7 +83,7 @@ def test_the_kernel_takes_the_run_with_it_where_that_is_asked_for(
     kernel.wait(10)
     run = sgpu.attach(run_id)
     assert run.wait(60) == "CANCELLED"
-    assert members(run) == []
+    assert left(run) == []
 
 
 _INTERRUPTED = (
@@ -101,7 +101,7 @@ print("SECOND", waits.distributed(sys.argv[1]), flush=True)
 
 
 def test_an_interrupt_ends_the_blocking_call_and_the_run(
-    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, members: Members
+    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, left: Members
 ) -> None:
     kernel = script(_INTERRUPTED, str(tmp_path))
     until(lambda: _both_started(tmp_path), "both ranks started")
@@ -114,11 +114,11 @@ def test_an_interrupt_ends_the_blocking_call_and_the_run(
     assert (first.state, second.state) == ("CANCELLED", "SUCCEEDED")
     assert first.events()[-1]["time"] - sent < 10
     assert second.spec.created - sent < 20
-    assert members(first) == members(second) == []
+    assert left(first) == left(second) == []
 
 
 def test_a_cancel_reaches_ranks_that_sleep_spin_or_stand_still(
-    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, members: Members
+    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, left: Members
 ) -> None:
     """From another process than the one that started the run."""
 
@@ -153,10 +153,10 @@ def test_a_cancel_reaches_ranks_that_sleep_spin_or_stand_still(
     assert run.events()[-1]["time"] - asked < 10
     with pytest.raises(RunCancelledError, match="was cancelled after step 0"):
         run.result(10)
-    assert members(run) == []
+    assert left(run) == []
 
 
-def test_a_run_has_its_own_time_limit(members: Members) -> None:
+def test_a_run_has_its_own_time_limit(left: Members) -> None:
     @distributed(gpus=1, timeout_seconds=1)
     def sleeps() -> None:
         import time
@@ -167,10 +167,10 @@ def test_a_run_has_its_own_time_limit(members: Members) -> None:
     with pytest.raises(RunError, match="the run did not end within timeout_seconds=1"):
         run.result(60)
     assert run.state == "FAILED"
-    assert members(run) == []
+    assert left(run) == []
 
 
-def test_strays_end_with_their_run(tmp_path: pathlib.Path, until: Until, members: Members) -> None:
+def test_strays_end_with_their_run(tmp_path: pathlib.Path, until: Until, left: Members) -> None:
     """Rank 0 leaves a daemon in a session of its own, without the run's environment; it ends with the run too."""
 
     @distributed(gpus=1)
@@ -208,11 +208,11 @@ def test_strays_end_with_their_run(tmp_path: pathlib.Path, until: Until, members
     run.cancel()
     assert not stray.alive()
     assert run.state == "CANCELLED"
-    assert members(run) == []
+    assert left(run) == []
 
 
 def test_the_supervisor_killed_is_a_lost_run_that_can_be_resumed(
-    tmp_path: pathlib.Path, until: Until, members: Members
+    tmp_path: pathlib.Path, until: Until, members: Members, left: Members
 ) -> None:
     @distributed(gpus=2)
     def waits(folder: str) -> int:
@@ -254,13 +254,11 @@ def test_the_supervisor_killed_is_a_lost_run_that_can_be_resumed(
     assert run.state in ("STARTING", "RUNNING")
     assert run.result(90) == [100, 101]
     assert [event["kind"] for event in run.events()].count("run_started") == 2
-    assert members(run) == []
+    assert left(run) == []
 
 
 @pytest.mark.parametrize("helper", ["zygote", "store"])
-def test_a_helper_process_killed_is_survived(
-    helper: str, tmp_path: pathlib.Path, until: Until, members: Members
-) -> None:
+def test_a_helper_process_killed_is_survived(helper: str, tmp_path: pathlib.Path, until: Until, left: Members) -> None:
     @distributed(gpus=2, restarts=RestartPolicy(backoff_seconds=0.1))
     def waits(folder: str) -> int:
         import pathlib
@@ -293,7 +291,7 @@ def test_a_helper_process_killed_is_survived(
     failure = next(event for event in run.events() if event["kind"] == "failure")
     assert failure["rank"] is None
     assert ("store ended" if helper == "store" else "process that starts workers ended") in failure["message"]
-    assert members(run) == []
+    assert left(run) == []
 
 
 def _zygote_of(agent: int) -> int:
@@ -311,7 +309,7 @@ def _store_of(zygote: int) -> int:
     return min(pid for pid in process.descendants(zygote) if process.parent_of(pid) == zygote)
 
 
-def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing(members: Members) -> None:
+def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing(left: Members) -> None:
     class Interrupted(Local):
         def start(self, spec: RunSpec, run: RunDir) -> None:
             super().start(spec, run)
@@ -327,7 +325,7 @@ def test_an_interrupt_in_the_middle_of_a_start_leaves_nothing(members: Members) 
         sleeps.submit()
     (run,) = sgpu.runs()
     assert run.wait(60) == "CANCELLED"
-    assert members(run) == []
+    assert left(run) == []
     assert "generation_started" not in [event["kind"] for event in run.events()], "no worker was started for it"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -40,3 +42,5 @@ def test_a_tracking_server_that_hangs_does_not_hold_the_result(
         rest = members(run)
         assert agent.pid in rest
         assert len(rest) == 2, "the agent and the process that still tries; no worker"
+        for pid in rest:
+            os.kill(pid, signal.SIGKILL)

@@ -17,7 +17,7 @@ from sgpu.contract.errors import InputError, ResultError
 
 
 @pytest.mark.slow
-def test_one_run_tells_all(capfd: pytest.CaptureFixture[str], members: Callable[[Run], list[int]]) -> None:
+def test_one_run_tells_all(capfd: pytest.CaptureFixture[str], left: Callable[[Run], list[int]]) -> None:
     """Order, arguments, environment, who is who, kinds of results, logs: one run for all of it."""
 
     class Point:
@@ -87,7 +87,7 @@ def test_one_run_tells_all(capfd: pytest.CaptureFixture[str], members: Callable[
         assert not any(f"rank {other} says hello" in text for other in range(3) if other != rank)
     merged = run.logs()
     assert [merged.count(f"--- rank {rank}, generation 0") for rank in range(3)] == [1, 1, 1]
-    assert members(run) == []
+    assert left(run) == []
     assert repr(run) == f"<Run {run.id}: SUCCEEDED, step 0>"
     assert Run.open(run.id[-6:]).id == run.id
     assert Run.open(run.path).id == run.id
@@ -99,7 +99,7 @@ def test_one_run_tells_all(capfd: pytest.CaptureFixture[str], members: Callable[
 
 
 @pytest.mark.slow
-def test_a_result_that_cannot_be_pickled_names_its_rank(members: Callable[[Run], list[int]]) -> None:
+def test_a_result_that_cannot_be_pickled_names_its_rank(left: Callable[[Run], list[int]]) -> None:
     @distributed(gpus=2)
     def returns_a_lock_on_rank_1() -> Any:
         import threading
@@ -113,7 +113,7 @@ def test_a_result_that_cannot_be_pickled_names_its_rank(members: Callable[[Run],
         run.result(90)
     assert caught.value.rank == 1
     assert run.state == "SUCCEEDED"
-    assert members(run) == []
+    assert left(run) == []
 
 
 def test_here_it_runs_as_a_plain_function(home: pathlib.Path) -> None:

@@ -204,7 +204,7 @@ def soak(folder: pathlib.Path, *, seconds: float, seed: int) -> dict[str, Any]:
     problems = [] if state == "SUCCEEDED" else [f"undisturbed: {state}: {whole.status.failure}"]
     if state == "SUCCEEDED" and whole.result(0) != results:
         problems.append(f"final weights: {results}, undisturbed {whole.result(0)}")
-    problems += [*_ledger(folder), *_checkpoints(run, results[0]["steps"])]
+    problems += [*_ledger(folder, results[0]["steps"]), *_checkpoints(run, results[0]["steps"])]
     sgpu.cleanup()
     problems += oracles.left(folder)
     kinds = Counter(event["kind"] for event in run.events())
@@ -215,12 +215,14 @@ def soak(folder: pathlib.Path, *, seconds: float, seed: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ledger(folder: pathlib.Path) -> Iterator[str]:
+def _ledger(folder: pathlib.Path, steps: int) -> Iterator[str]:
+    """What the last life, which was told to stop, did not get to again is no part of what was trained."""
     try:
         found, whole = job.read_ledger(folder / "notes"), job.read_ledger(folder / "second")
     except AssertionError as error:
         yield f"ledger: {error}"
         return
+    found = {rank: {step: facts for step, facts in done.items() if step <= steps} for rank, done in found.items()}
     if found != whole:
         yield "ledger: other steps, samples or losses than those of the undisturbed run"
     epochs: dict[int, list[int]] = {}
