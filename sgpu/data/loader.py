@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from sgpu.contract.errors import DataError, InputError
 from sgpu.data import living, together
 from sgpu.data.blocks import Blocks
 from sgpu.data.choose import choose_pipeline
+from sgpu.data.counters import CacheCounts
 from sgpu.data.draws import parts_of
 from sgpu.data.passing import Epoch, default_workers
 from sgpu.data.pipeline import Pipeline
@@ -121,7 +123,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             pin_memory=pin_memory, pin_memory_device=pin_memory_device, timeout=timeout,
         ))  # fmt: skip
         self._stops_together = stop_together and self._pipeline.settles
-        self._meter = Meter(lambda: [source.counts() for source in self._sources()])
+        self._meter = Meter(functools.partial(_counts, dataset))  # not a method: a loader that is dropped ends at once
         self._pass, self._under_way = 0, False
 
     # ---- iteration
@@ -223,9 +225,6 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """
         return self._meter.report(self.num_workers)
 
-    def _sources(self) -> list[Source]:
-        return [part for part in parts_of(self.dataset) if isinstance(part, Source)]
-
     def close(self) -> None:
         """Ends workers and fetcher. The loader can be iterated again; it starts others then."""
         self._running.close()
@@ -236,3 +235,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _counts(dataset: Any) -> list[CacheCounts]:
+    return [part.counts() for part in parts_of(dataset) if isinstance(part, Source)]

@@ -52,7 +52,7 @@ def batches_of(rank: int, leg: Leg, *, samples: int, epoch: int, cursor: int, sh
     count = max(1, leg.workers)
     ahead = 2 * count  # batches that workers made for nobody when they were killed
     made = [
-        stream._make(batch, NoDraws(), worker)
+        stream._make(batch, NoDraws(), worker, epoch)
         for worker in range(count)
         for batch in planned(
             plan,
