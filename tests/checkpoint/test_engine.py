@@ -95,6 +95,7 @@ def test_background_staging_is_joined_by_the_optimizer_itself(tmp_path: pathlib.
     model = network()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     train(model, optimizer, 1, seed=1)
+    hooks = dict(_global_optimizer_pre_hooks)  # of what other tests dropped without an end
     policy = CheckpointPolicy(keep_last=99)
     checkpointer = Checkpointer(
         policy, {"model": model, "optimizer": optimizer}, store=PosixStore(tmp_path), staging="background"
@@ -106,7 +107,7 @@ def test_background_staging_is_joined_by_the_optimizer_itself(tmp_path: pathlib.
         train(model, optimizer, 1, seed=step)
     checkpointer.close()
     assert [report.error for report in checkpointer.poll()] == [None] * 12
-    assert not _global_optimizer_pre_hooks
+    assert dict(_global_optimizer_pre_hooks) == hooks
     for step in range(11, -1, -1):
         fresh = network(1)
         other = torch.optim.AdamW(fresh.parameters())

@@ -100,13 +100,25 @@ print("SECOND", waits.distributed(sys.argv[1]), flush=True)
 )
 
 
+def _eventually(condition: Callable[[], object], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return bool(condition())
+
+
 def test_an_interrupt_ends_the_blocking_call_and_the_run(
-    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, until: Until, left: Members
-) -> None:
+    script: Callable[..., subprocess.Popen[str]], tmp_path: pathlib.Path, home: pathlib.Path, until: Until,
+    left: Members,
+) -> None:  # fmt: skip
     kernel = script(_INTERRUPTED, str(tmp_path))
     until(lambda: _both_started(tmp_path), "both ranks started")
     kernel.send_signal(signal.SIGINT)
     sent = time.time()
+    if not _eventually(lambda: [*home.glob("runs/*/cancel")], seconds=10):
+        # Python drops one that strikes while it collects garbage or calls back from a weak reference: press again.
+        kernel.send_signal(signal.SIGINT)
+        sent = time.time()
     output, _ = kernel.communicate(timeout=100)
     assert "INTERRUPTED" in output
     assert "SECOND [0, 10]" in output
