@@ -12,22 +12,12 @@ import pytest
 import torch
 
 from sgpu import RestartPolicy, Run, distributed
+from tests.faults.momentum import uninterrupted
 
 pytestmark = pytest.mark.slow
 
 NIGHTLY = os.environ.get("NIGHTLY") == "true"
 _STEPS = 4  # a generation
-
-
-def _uninterrupted(steps: int) -> torch.Tensor:
-    """The weights after `steps`, trained here: the update depends on the step and on momentum."""
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    for step in range(steps):
-        optimizer.zero_grad()
-        (weight * torch.tensor([1.0, 2.0, 3.0]) * (step % 5 + 1)).sum().backward()
-        optimizer.step()
-    return weight.detach()
 
 
 def _train(folder: str, faults: list[tuple[str, int]]) -> torch.Tensor:
@@ -94,7 +84,7 @@ def _run(folder: pathlib.Path, faults: list[tuple[str, int]], seconds: float) ->
     assert (folder / "fired").read_text().splitlines() == [f"{at} {kind}" for at, (kind, _) in enumerate(faults)]
     assert run.status.restarts == len(faults), "no extra attempt"
     for result in results:
-        assert torch.equal(result, _uninterrupted(_STEPS * (len(faults) + 1)))
+        assert torch.equal(result, uninterrupted(_STEPS * (len(faults) + 1)))
     return run, results
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from sgpu import RestartPolicy, Run, distributed
+from tests.faults.momentum import uninterrupted
 
 pytestmark = pytest.mark.slow
 
@@ -30,17 +31,6 @@ def _faults(kinds: tuple[str, ...]) -> list[tuple[str, str, int]]:
     reached = [(kind, place, rank) for place, rank in itertools.product(("finish", "middle"), (0, 1)) for kind in kinds]
     early = [(kind, place, rank) for place, rank in itertools.product(("first", "before"), (0, 1)) for kind in later]
     return [fault for pair in zip(reached, early, strict=True) for fault in pair]
-
-
-def _uninterrupted(steps: int) -> torch.Tensor:
-    """The weights after `steps`, trained here: the update depends on the step and on momentum."""
-    weight = torch.nn.Parameter(torch.zeros(3))
-    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
-    for step in range(steps):
-        optimizer.zero_grad()
-        (weight * torch.tensor([1.0, 2.0, 3.0]) * (step % 5 + 1)).sum().backward()
-        optimizer.step()
-    return weight.detach()
 
 
 @pytest.mark.timeout(300)
@@ -113,7 +103,7 @@ def test_every_fault_at_every_place(
         assert cause.startswith(_CAUSES[kind]), (generation, kind, place)
         assert rank == expected_rank, (generation, kind, place)
     assert run.status.restarts == len(faults)
-    expected = _uninterrupted(_STEPS * (len(faults) + 1))
+    expected = uninterrupted(_STEPS * (len(faults) + 1))
     for result in results:
         assert torch.equal(result, expected)
     assert left(run) == []
