@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -123,6 +124,18 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     _prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
         os.kill(os.getpid(), number)
+
+
+def ended_children() -> Iterator[tuple[int, int]]:
+    """Children of this process that have ended: pid and wait status. Waits for none."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        yield pid, status
 
 
 def adopt_orphans() -> None:

@@ -21,7 +21,7 @@ import time
 from typing import Any, NoReturn
 
 from sgpu import settings
-from sgpu.contract.process import die_with_parent
+from sgpu.contract.process import die_with_parent, ended_children
 
 # What nearly every training function loads, some of it only when DDP or an optimizer is made.
 _WARM = (
@@ -126,13 +126,7 @@ class Zygote:
                 os.write(control, (json.dumps(message) + "\n").encode())
 
     def _reap(self) -> None:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
+        for pid, status in ended_children():
             control = self._controls.pop(pid, None)
             if control is not None:
                 os.close(control)

@@ -29,6 +29,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor.parallel
 
 import sgpu.checkpoint.engine  # noqa: F401
+from sgpu.contract import process
 
 
 def run(asked: dict[str, Any]) -> int:
@@ -98,13 +99,7 @@ def main(name: str) -> None:
 
 
 def reap(running: dict[int, socket.socket]) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
+    for pid, status in process.ended_children():
         with contextlib.suppress(OSError), running.pop(pid) as link:  # whoever asked may be gone
             link.sendall(f"{os.waitstatus_to_exitcode(status)}\n".encode())
 

@@ -182,7 +182,7 @@ def left(folder: pathlib.Path) -> list[str]:
     pids = frozenset((folder / "pids").read_text().split())
     deadline = time.monotonic() + LEAVING_SECONDS
     while (found := _left(folder, pids)) and time.monotonic() < deadline:
-        _reap()
+        list(process.ended_children())  # reaped
         time.sleep(0.05)
     return found
 
@@ -205,12 +205,3 @@ def _is_litter(path: pathlib.Path, folder: pathlib.Path) -> bool:
 
 def _living() -> list[int]:
     return [pid for pid in process.descendants(os.getpid()) if process.state_of(pid) not in ("Z", None)]
-
-
-def _reap() -> None:
-    while True:
-        try:
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                return
-        except ChildProcessError:
-            return

@@ -95,13 +95,7 @@ def _cell(asked: dict[str, Any]) -> None:
 
 
 def _reap(running: dict[int, int]) -> None:
-    while True:
-        try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-        except ChildProcessError:
-            return
-        if pid == 0:
-            return
+    for pid, status in process.ended_children():
         if pid in running:
             print(json.dumps({"number": running.pop(pid), "code": os.waitstatus_to_exitcode(status)}), flush=True)
 
