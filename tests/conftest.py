@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 from collections.abc import Iterator
 
 import psutil
 import pytest
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)
 
 
 @pytest.fixture(autouse=True)
@@ -47,6 +50,17 @@ def no_process_left() -> Iterator[None]:
         except psutil.NoSuchProcess:
             continue
     assert not told, f"processes left behind: {told}"
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A handler left behind would take the signals of every test after it."""
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    yield
+    left = {number.name: now for number in _SIGNALS if (now := signal.getsignal(number)) != before[number]}
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    assert not left, f"signal handlers left behind: {left}"
 
 
 @pytest.fixture

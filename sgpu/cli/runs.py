@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import typer
@@ -118,20 +120,29 @@ def resume(
     typer.echo(f"run {run.id} {went}; `sgpu logs {run.id}` shows what it prints")
     if not wait:
         return
-    for number in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(number, lambda told, _frame: _pass_on(run, told))
-    state = run.wait()
+    with _passing_signals_on(run):
+        state = run.wait()
     typer.echo(f"run {run.id}: {state} at step {run.status.step}")
     if run.status.failure is not None:
         typer.echo(f"cause: {_cause(run.status.failure)}")
     raise typer.Exit(exit_code(run.status))
 
 
-def _pass_on(run: Run, number: int) -> None:
+@contextlib.contextmanager
+def _passing_signals_on(run: Run) -> Iterator[None]:
     """A scheduler that wants the machine back tells this command, and the run's agent has to know."""
-    agent = process.read_process(RunDir(pathlib.Path(run.path)).agent)
-    if agent is not None:
-        agent.signal(number)
+
+    def pass_on(number: int, _frame: FrameType | None) -> None:
+        agent = process.read_process(RunDir(pathlib.Path(run.path)).agent)
+        if agent is not None:
+            agent.signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def cleanup() -> None:

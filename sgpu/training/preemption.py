@@ -36,7 +36,8 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 def forget_requests() -> None:
     """The function was given up: loops that it had made are asked nothing any more."""
-    _live.clear()
+    while _live:
+        _live[-1].close()
 
 
 class StopRequest:

@@ -94,16 +94,15 @@ class Session:
     def close(self, *, failed: bool = False) -> None:
         """Waits until MLflow has all, where this rank started the forwarder.
 
-        Not where one of several ranks `failed`: their launcher waits to start them again, and the forwarder ends by
-        itself after its parent.
+        Not where one of several ranks `failed`: their launcher waits to start them again. Nor for ever: the forwarder
+        goes on without its parent, for as long as it takes itself.
         """
         if self.forwarder is None or (failed and self.world_size > 1):
             return
         try:
             self.forwarder.wait(_FORWARDER_SECONDS)
         except subprocess.TimeoutExpired:
-            self.forwarder.terminate()
-            self.forwarder.wait()
+            self.say(f"MLflow lacks the last metrics still; process {self.forwarder.pid} goes on bringing them there")
 
 
 def open_session() -> Session:
@@ -183,4 +182,5 @@ def _start_forwarder(run: RunDir) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd=run.root,  # a user's mlflow.py must not become the forwarder's
+            start_new_session=True,  # torchrun ends the process groups of its workers before it starts them again
         )

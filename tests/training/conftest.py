@@ -17,6 +17,7 @@ from sgpu.contract.errors import CheckpointSaveError
 from sgpu.contract.heartbeat import Page, Slot
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
+from sgpu.training.preemption import forget_requests
 from tests.training.looping import Training
 
 REPOSITORY = pathlib.Path(__file__).parents[2]
@@ -75,8 +76,9 @@ def script(tmp_path: pathlib.Path) -> Callable[..., subprocess.CompletedProcess[
 
 @pytest.fixture(autouse=True)
 def ended() -> Iterator[None]:
-    """A supervised loop that failed leaves its checkpoint writer to the end of its process; here there is none."""
+    """A supervised loop that was left leaves much to the end of its process; here there is none."""
     yield
+    forget_requests()
     while Training.made:
         with contextlib.suppress(CheckpointSaveError):
             Training.made.pop().loop._checkpointer.close()

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import psutil
 import pytest
 
 from sgpu.checkpoint import Catalog
@@ -46,9 +47,11 @@ TRAIN = """
 
 
 def read_mlflow(run: RunDir) -> dict[str, list[tuple[int, float]]]:
-    """What MLflow has of a run."""
+    """What MLflow has of a run that has ended; on a machine in trouble the forwarder takes longer than the run."""
     import mlflow
 
+    forwarders = [each for each in psutil.process_iter(["cmdline"]) if str(run.root) in (each.info["cmdline"] or [])]
+    psutil.wait_procs(forwarders, timeout=100)
     kept = json.loads(run.mlflow.read_text())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of MLflow's own use of SQLAlchemy
