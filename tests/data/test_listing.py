@@ -18,7 +18,7 @@ from sgpu.data.pattern import compile_pattern
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.folder import FolderVolume
 from sgpu.data.volumes.opening import open_volume
-from sgpu.data.volumes.url import stamp_of
+from sgpu.data.volumes.versions import stamp_of
 
 
 @pytest.mark.parametrize(

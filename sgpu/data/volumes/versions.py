@@ -1,0 +1,106 @@
+"""Which version of a file a store tells of: in its listing, and with the bytes that it sends."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import email.utils
+from typing import Any, NamedTuple
+
+from sgpu.data.order import mix
+from sgpu.data.volumes.entry import Entry
+
+Facts = dict[str, Any]
+_TAGS = ("ETag", "etag", "blob_id")  # the last is Hugging Face's
+_TIMES = ("LastModified", "mtime", "last_modified", "Last-Modified", "updated", "modified", "created")
+_SECOND = 1_000_000
+
+
+class Answer(NamedTuple):
+    """Bytes that came, and what the store told of the file with them; None: its client does not pass that on."""
+
+    body: bytes
+    facts: Facts | None
+
+
+async def answer_of(filesystem: Any, name: str, start: int | None, stop: int | None) -> Answer:
+    """A file, or `start` to `stop` of it. Where it can be had, the version comes in the same reply."""
+    limits = {} if start is None or stop is None else {"Range": f"bytes={start}-{stop - 1}"}
+    if hasattr(filesystem, "_call_s3"):
+        return await _of_s3(filesystem, name, limits)
+    if hasattr(filesystem, "set_session") and hasattr(filesystem, "encode_url"):
+        return await _of_http(filesystem, name, limits)
+    bounds = {} if start is None else {"start": start, "end": stop}
+    return Answer(await filesystem._cat_file(name, **bounds), None)
+
+
+async def _of_s3(filesystem: Any, name: str, limits: dict[str, str]) -> Answer:
+    bucket, key, _ = filesystem.split_path(name)
+    reply = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **limits, **filesystem.req_kw)
+    body = reply["Body"]
+    try:
+        return Answer(await body.read(), reply)
+    finally:
+        body.close()
+
+
+async def _of_http(filesystem: Any, name: str, limits: dict[str, str]) -> Answer:
+    told = dict(filesystem.kwargs)
+    # the tag of a compressed reply is another one
+    headers = {**told.pop("headers", {}), "Accept-Encoding": "identity", **limits}
+    session = await filesystem.set_session()
+    async with session.get(filesystem.encode_url(name), headers=headers, **told) as reply:
+        body = await reply.read()
+        filesystem._raise_not_found_for_status(reply, name)
+        return Answer(body, {key: reply.headers[key] for key in ("ETag", "Last-Modified") if key in reply.headers})
+
+
+def is_version(entry: Entry, facts: Facts) -> bool | None:
+    """Whether a store tells of the version that was listed; None where it tells of none."""
+    tag = etag_of(facts)
+    if tag and entry.etag:
+        return tag == entry.etag
+    stamp = stamp_of(facts)
+    if not stamp or not entry.stamp:
+        return None
+    coarse = 0 in (stamp % _SECOND, entry.stamp % _SECOND)  # headers tell whole seconds, listings more
+    return stamp // _SECOND == entry.stamp // _SECOND if coarse else stamp == entry.stamp
+
+
+def stamp_of(facts: Facts) -> int:
+    """The version of a file as a time: seconds of its last change, and its etag's bits below a second."""
+    seconds = _seconds(next((facts[key] for key in _TIMES if facts.get(key)), 0))
+    tag = next((str(facts[key]) for key in (*_TAGS, "md5Hash", "content_md5") if facts.get(key)), None)
+    if tag is None:
+        return int(seconds * _SECOND)
+    return int(seconds) * _SECOND + mix(*tag.encode()) % _SECOND
+
+
+def _seconds(told: Any) -> float:
+    """Since 1970; 0 of what is no time."""
+    if isinstance(told, str):
+        for read in (email.utils.parsedate_to_datetime, dt.datetime.fromisoformat):
+            try:
+                return read(told.replace("Z", "+00:00")).timestamp()
+            except ValueError:
+                continue
+        return 0.0
+    if isinstance(told, dt.datetime):
+        return told.timestamp()
+    return float(told) if isinstance(told, int | float) else 0.0
+
+
+def etag_of(facts: Facts) -> str:
+    """The store's own name of this version of a file, without quotes; empty where it tells none."""
+    return next((str(facts[key]).removeprefix("W/").strip('"') for key in _TAGS if facts.get(key)), "")
+
+
+def digest_of(facts: Facts) -> bytes:
+    """The MD5 that Google's and Azure's stores tell (an S3 etag is one only sometimes, and does not say when)."""
+    told = facts.get("md5Hash") or facts.get("content_md5") or (facts.get("content_settings") or {}).get("content_md5")
+    if isinstance(told, str):
+        try:
+            told = base64.b64decode(told, validate=True)
+        except ValueError:
+            return b""
+    return bytes(told) if isinstance(told, bytes | bytearray) and len(told) == 16 else b""
