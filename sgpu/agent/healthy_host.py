@@ -45,6 +45,8 @@ class Examiner:
     Args:
         look: starts a look, none of whose probes may take longer than so many seconds.
         tell: is given each new trouble once, as a sentence.
+        needed: GPUs that the node's workers use.
+        fewest: with so many it is fit; None: with as many as needed.
     """
 
     def __init__(
@@ -54,9 +56,11 @@ class Examiner:
         tell: Callable[[str], None],
         visible: tuple[str, ...] | None,
         needed: int,
+        fewest: int | None = None,
     ) -> None:
         self._look, self._tell = look, tell
         self._visible, self._needed = visible, needed
+        self._fewest = needed if fewest is None else fewest
         self._under_way: Look | None = None
         self._debounce = Debounce()
         self._told: set[tuple[str, str, Verdict]] = set()
@@ -99,7 +103,7 @@ class Examiner:
                 self._tell(f"{finding.verdict.name}: {sentence(finding)}")
         before = self.fitness
         self.fitness = fitness.decide(
-            findings, self._debounce.look(findings), visible=self._visible, needed=self._needed
+            findings, self._debounce.look(findings), visible=self._visible, needed=self._fewest
         )
         if self.fitness.left_out and self.fitness != before:
             left = f"workers use {', '.join((self.fitness.gpus or ())[: self._needed])}"
@@ -109,10 +113,10 @@ class Examiner:
 class HealthyHost:
     """A `LocalHost` around another.
 
-     `ready` waits for the first look; the first `start` after a `stop_all` waits for the look that this began, but not
-     longer than a restart can bear: an answer that comes later counts for the next. Where workers go on in their
-     processes, none is waited for. Nothing that runs is stopped.
-    `wait` and `start` raise NodeUnfitError where a node that does not work yet cannot.
+    `ready` waits for the first look; the first `room` or `start` after a `stop_all` waits for the look that this began,
+    but not longer than a restart can bear: an answer that comes later counts for the next. Where workers go on in their
+    processes, none is waited for. Nothing that runs is stopped.
+    `wait`, `room` and `start` raise NodeUnfitError where a node that does not work yet cannot.
     """
 
     def __init__(self, local: LocalHost, examiner: Examiner, *, acts: bool, needed: int) -> None:
@@ -138,6 +142,11 @@ class HealthyHost:
     def members(self) -> tuple[int, ...]:
         return self._local.members() if self.ready() else ()
 
+    def room(self, wanted: int) -> int:
+        self._take_up_work()
+        gpus = self._examiner.fitness.gpus
+        return min(wanted, len(gpus)) if self._acts and gpus is not None else wanted
+
     def begin(self, members: tuple[int, ...]) -> None:
         self._local.begin(members)
 
@@ -148,10 +157,7 @@ class HealthyHost:
         self, name: str, *, rank: int, generation: int, environment: Mapping[str, str], log: pathlib.Path,
         parked: str | None = None,
     ) -> None:  # fmt: skip
-        if not self._working:
-            self._examiner.take_in(0.0 if self._goes_on else _BETWEEN_SECONDS)
-            self._refuse_if_unfit()
-            self._working = True
+        self._take_up_work()
         gpus = self._examiner.fitness.gpus
         if self._acts and gpus is not None:
             environment = {**environment, "CUDA_VISIBLE_DEVICES": ",".join(gpus[: self._needed])}
@@ -203,6 +209,12 @@ class HealthyHost:
         self._examiner.close()
         self._local.close()
 
+    def _take_up_work(self) -> None:
+        if not self._working:
+            self._examiner.take_in(0.0 if self._goes_on else _BETWEEN_SECONDS)
+            self._refuse_if_unfit()
+            self._working = True
+
     def _unfit(self) -> bool:
         return self._acts and self._examiner.fitness.unfit is not None
 
@@ -232,6 +244,6 @@ def watched(
 
     examiner = Examiner(
         lambda seconds: Checkup(context, timeout_seconds=seconds), tell=tell, visible=looked_at,
-        needed=spec.gpus_per_node,
+        needed=spec.gpus_per_node, fewest=spec.restarts.min_gpus if spec.nodes == 1 else None,
     )  # fmt: skip
     return HealthyHost(host(examiner.pids), examiner, acts=mode == "act", needed=spec.gpus_per_node)

@@ -129,9 +129,10 @@ class Supervisor:
         members = self._wait_for_members()
         if not members:
             return
-        live = replace(self._spec, world_size=len(members) * self._spec.gpus_per_node)
-        self._generation.world_size = live.world_size
         try:
+            each = self._host.room(self._spec.gpus_per_node)
+            live = replace(self._spec, world_size=len(members) * each, gpus_per_node=each)
+            self._generation.world_size = live.world_size
             self._crew.start(number, live, members)
         except HostLostError as error:
             self._host_lost(error)
@@ -161,9 +162,10 @@ class Supervisor:
         return tuple(range(self._spec.nodes))
 
     def _can_grow(self) -> bool:
-        """Whether this generation lacks nodes that are here again, and can be stopped without losing a step."""
+        """Whether what this generation lacks is here again, and it can be stopped without losing a step."""
         return (
             self._generation.world_size < self._spec.world_size
+            and self._generation.world_size < self._spec.nodes * self._host.room(self._spec.gpus_per_node)
             and not self._generation.finished
             and self._host.ready()
             and all(beat.state is WorkerState.TRAINING for beat in self._beats())
@@ -287,7 +289,7 @@ class Supervisor:
         stopping.ask_no_more(self._page)
         if not self._generation.failures:
             self._stop_workers()
-            self._start_generation(self._generation.number + 1, cause="nodes that were lost are back")
+            self._start_generation(self._generation.number + 1, cause="what was lost is back")
 
     def _end(self, state: State, message: str) -> None:
         self._stop_workers()

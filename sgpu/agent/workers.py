@@ -27,9 +27,9 @@ class Exit:
 
 
 class WorkerHost(Protocol):
-    """Order of calls: open, then per generation wait until ready (or enough `members`), begin, open_store, start ...,
-    wait ..., stop_all; close. A generation whose workers may go on as the next one's ends with interrupt, wait ..., end
-    instead of stop_all.
+    """Order of calls: open, then per generation wait until ready (or enough `members`), room, begin, open_store,
+    start ..., wait ..., stop_all; close. A generation whose workers may go on as the next one's ends with interrupt,
+    wait ..., end instead of stop_all.
     """
 
     def open(self) -> None:
@@ -43,6 +43,10 @@ class WorkerHost(Protocol):
 
     def members(self) -> tuple[int, ...]:
         """The nodes on which it does, once it does on all that are not lost; empty: not yet."""
+
+    def room(self, wanted: int) -> int:
+        """How many workers of those `wanted` a node takes: fewer where it is the only one, GPUs of it are left out, and
+        the run may do without. Raises HostLostError where a new generation can have none."""
 
     def begin(self, members: tuple[int, ...]) -> None:
         """Ranks are dealt out to these nodes, in this order, until the next call. Meanwhile no worker runs, or all that

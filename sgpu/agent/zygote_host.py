@@ -151,6 +151,9 @@ class ZygoteHost:
     def members(self) -> tuple[int, ...]:
         return (0,) if self._ready else ()
 
+    def room(self, wanted: int) -> int:
+        return wanted
+
     def begin(self, members: tuple[int, ...]) -> None:
         """There is but one node."""
 

@@ -118,7 +118,8 @@ class RestartPolicy:
             three times `hang_seconds`, and with None half an hour or more), "data", "collective" (without: as a
             step), and the names that code gives to `sgpu.runtime.section`.
         in_process: whether a worker that is still healthy may restart inside its own process.
-        min_gpus: a run on several nodes may go on with so many when nodes are lost; None: it never shrinks.
+        min_gpus: the run may go on with so many when nodes are lost, or GPUs of the only node turn out bad; None: it
+            never shrinks.
     """
 
     max_restarts: int = 3

@@ -96,6 +96,9 @@ class ScriptedHost:
     def members(self) -> tuple[int, ...]:
         return () if self.importing else tuple(sorted(set(range(self.node_count)) - self.missing))
 
+    def room(self, wanted: int) -> int:
+        return wanted
+
     def begin(self, members: tuple[int, ...]) -> None:
         self.calls.append(("begin", members))
 

@@ -12,7 +12,7 @@ from sgpu.agent.fitness import Fitness, decide
 from sgpu.agent.healthy_host import Examiner, HealthyHost
 from sgpu.agent.supervisor import Supervisor
 from sgpu.agent.workers import LocalHost, NodeUnfitError
-from sgpu.contract.heartbeat import Page
+from sgpu.contract.heartbeat import Page, Request
 from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.records import read_all
 from sgpu.contract.rundir import RunDir
@@ -78,7 +78,10 @@ class Look:
 class Node:
     """A run of two workers on one node under checks whose looks are scripted."""
 
-    def __init__(self, folder: pathlib.Path, *looks: Look, acts: bool = True, visible: Any = ("0", "1")) -> None:
+    def __init__(
+        self, folder: pathlib.Path, *looks: Look, acts: bool = True, visible: Any = ("0", "1"),
+        fewest: int | None = None,
+    ) -> None:  # fmt: skip
         self.run = RunDir(folder / "run")
         self.run.create()
         self.page = Page.create(self.run.heartbeat, 2)
@@ -88,7 +91,8 @@ class Node:
         self.told: list[str] = []
         self.in_process = False
         self.begun = 0
-        self.examiner = Examiner(self._look, tell=self.told.append, visible=visible, needed=2)
+        self.fewest = fewest
+        self.examiner = Examiner(self._look, tell=self.told.append, visible=visible, needed=2, fewest=fewest)
         self.host = HealthyHost(cast(LocalHost, self.local), self.examiner, acts=acts, needed=2)
 
     def _look(self, _seconds: float) -> Look:
@@ -100,7 +104,7 @@ class Node:
         spec = RunSpec(
             id="run", name="train", created=0.0, backend="local", world_size=2, gpus_per_node=2, accelerator="cuda",
             seed=1, tracking=Tracking(uri="", experiment=""), python="", working_dir="/",
-            restarts=RestartPolicy(in_process=self.in_process),
+            restarts=RestartPolicy(in_process=self.in_process, min_gpus=self.fewest),
         )  # fmt: skip
         self.host.open()
         return Supervisor(
@@ -219,3 +223,42 @@ def test_an_unfit_node_is_not_opened_again_and_a_look_does_not_outlive_it(tmp_pa
     assert node.examiner.pids() == [7]
     node.host.close()
     assert node.looks[0].closed
+
+
+@pytest.mark.parametrize("in_process", [False, True])
+def test_a_run_that_may_goes_on_without_a_bad_gpu_and_takes_it_back(
+    in_process: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine, half = Look(seen("0"), seen("1")), Look(bad("0"), seen("1"))
+    node = Node(tmp_path, fine, half, fine, fewest=1)
+    node.in_process = in_process
+
+    def both_are_fit(_host: ScriptedHost) -> list[Any]:
+        monkeypatch.setattr("sgpu.agent.healthy_host._EVERY_SECONDS", 0.0)
+        return []
+
+    def stops(host: ScriptedHost) -> list[Any]:
+        assert host.page.slot(0).requested().what is Request.SAVE_AND_STOP
+        host.outcome(0, "preempted", step=5)
+        return [host.exited(0)]
+
+    parked = [parks(0)] if in_process else []
+    status = node.supervise(
+        steps(3, 0, 1), dies(1, _SIGKILL), *parked, steps(4, 0), both_are_fit, passes(1), stops, steps(6, 0, 1),
+        returns(0, 1),
+    )  # fmt: skip
+    assert status.state == "SUCCEEDED"
+    assert node.starts() == ["rank0.g0", "rank1.g0", "rank0.g1", "rank0.g2", "rank1.g2"]
+    alone = node.local.environments["rank0.g1"]
+    assert (alone["CUDA_VISIBLE_DEVICES"], alone["WORLD_SIZE"], alone["LOCAL_WORLD_SIZE"]) == ("1", "1", "1")
+    assert node.local.environments["rank0.g2"]["WORLD_SIZE"] == "2"
+    sizes = [(each["from_world_size"], each["to_world_size"]) for each in read_all(node.run.events)
+             if each["kind"] == "resized"]  # fmt: skip
+    assert sizes == [(2, 1), (1, 2)]
+
+
+def test_a_run_shrinks_no_further_than_it_may(tmp_path: pathlib.Path) -> None:
+    node = Node(tmp_path, Look(seen("0"), seen("1")), Look(bad("0"), bad("1")), fewest=1)
+    status = node.supervise(dies(1, _SIGKILL))
+    assert status.state == "FAILED"
+    assert "0 of the 1 GPUs that it needs are fit" in status.failure["message"]

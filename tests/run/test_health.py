@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sgpu import distributed
+from sgpu import RestartPolicy, distributed
 from sgpu.contract.errors import InputError, RunError
 from sgpu.contract.records import read_all
 from sgpu.contract.rundir import RunDir
@@ -54,6 +54,47 @@ def test_a_bad_gpu_is_left_out(recorded: Any) -> None:
     run = distributed(gpus=2)(visible).submit()
     assert run.result(timeout_seconds=60) == ["1,2", "1,2"]
     assert any("left out: gpu 0: present" in message for message in warnings(run.path))
+
+
+def test_a_run_that_may_goes_on_without_a_gpu_that_turns_out_bad(recorded: Any, tmp_path: pathlib.Path) -> None:
+    """Exactly: the samples that two ranks have not trained are trained by one, in the same batches."""
+
+    def train(recording: str, bad: str) -> list[list[float]]:
+        import os
+        import signal
+
+        import torch
+
+        import sgpu
+        from sgpu import TrainLoop
+        from sgpu.data import DataLoader
+
+        sgpu.runtime.init()
+        model = torch.nn.Linear(1, 1)
+        data = torch.utils.data.TensorDataset(torch.arange(24.0)[:, None])
+        loop = TrainLoop(
+            model=model, loader=DataLoader(data, global_batch_size=4, shuffle=True, seed=1), checkpoint_every=1
+        )
+        taken = []
+        for (numbers,) in loop:
+            if loop.step == 3 and sgpu.runtime.rank() == 1:
+                pathlib.Path(recording).write_text(bad)
+                os.kill(os.getpid(), signal.SIGKILL)
+            taken.append([float(loop.step), *numbers[:, 0].tolist()])
+        return taken
+
+    recorded({}, {})
+    recording = tmp_path / "gpus.json"
+    bad = json.loads(recording.read_text())
+    bad["gpus"][1]["uncorrectable"] = 5
+    restarts = RestartPolicy(min_gpus=1)
+    run = distributed(gpus=2, restarts=restarts)(train).submit(str(recording), json.dumps(bad))
+    (taken,) = run.result(timeout_seconds=100)
+    assert [step for step, *_ in taken][-3:] == [3.0, 4.0, 5.0]
+    assert all(len(numbers) == 4 for _, *numbers in taken)
+    sizes = [event["to_world_size"] for event in run.events() if event["kind"] == "resized"]
+    assert sizes == [1]
+    assert any("left out: gpu 1: ECC: 5 uncorrectable errors" in message for message in warnings(run.path))
 
 
 @pytest.mark.parametrize("mode", ["warn", "off"])
