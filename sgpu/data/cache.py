@@ -22,7 +22,7 @@ from sgpu.data.listing import Listing
 from sgpu.data.private import PrivateCopies
 from sgpu.data.room import Room, is_disk_full
 from sgpu.data.sums import Sum, Sums, crc_of, crc_of_path, key_of, suspect_before_ns
-from sgpu.data.volumes.entry import Entry, Volume
+from sgpu.data.volumes.entry import Entry, Volume, changed
 
 _STRIPES = 1024
 _TRIES = 5
@@ -234,10 +234,13 @@ class Cache:
 
     def _in_place(self, entry: Entry, direct: str) -> str:
         try:
-            with open(direct, "rb"):
-                return direct
+            with open(direct, "rb") as file:
+                status = os.fstat(file.fileno())
         except OSError as problem:
             raise self._failed(entry, problem, 1) from problem
+        if (status.st_size, status.st_mtime_ns // 1000) != (entry.size_bytes, entry.stamp):
+            raise changed(self.volume.url, entry, f"{status.st_size} bytes")
+        return direct
 
     def warn_full(self) -> None:
         if self._warned:

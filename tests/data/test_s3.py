@@ -12,7 +12,7 @@ import pytest
 
 import sgpu.data.cache
 from sgpu.contract.errors import DataError, ListingChangedError
-from sgpu.data import DataLoader, TableDataset, VolumeDataset
+from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
 from sgpu.testing.proxy import FaultyProxy
 from tests.checkpoint.servers import S3, s3, s3_server  # noqa: F401 - fixtures
@@ -77,9 +77,33 @@ def test_a_table_and_its_loader_over_s3(s3: str, tmp_path: pathlib.Path) -> None
         assert sorted(n for batch in loader for n in batch["n"].tolist()) == list(range(100))
 
 
-def test_an_object_of_another_size_is_told(s3: str, files: dict[str, bytes]) -> None:  # noqa: F811
+@pytest.mark.parametrize("ranges", [100_000, 2_000])
+@pytest.mark.parametrize("size", [5_000, 6_000])
+def test_an_object_that_was_replaced_is_told(
+    size: int, ranges: int, s3: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setattr(url_volumes, "RANGE_BYTES", ranges)
     volume: Any = VolumeDataset(s3)
     name = next(name for name, body in files.items() if len(body) == 5_000)
-    fsspec.filesystem("s3").pipe_file(f"{s3.removeprefix('s3://')}/{name}", b"x" * 6_000)
-    with pytest.raises(ListingChangedError, match=r"changed since the volume was listed: listed with 5000 bytes"):
+    fsspec.filesystem("s3").pipe_file(f"{s3.removeprefix('s3://')}/{name}", b"x" * size)
+    with pytest.raises(
+        ListingChangedError, match=r"changed since the volume was listed: listed with 5000 bytes"
+    ) as got:
         list(volume)
+    assert got.value.changed == [name]
+
+
+def test_a_file_takes_one_request(s3: str, s3_server: S3, files: dict[str, bytes]) -> None:  # noqa: F811
+    """Its version comes with its bytes."""
+    store, asked = fsspec.filesystem("s3"), []
+
+    async def count(method: str, *told: Any, **more: Any) -> Any:
+        asked.append(method)
+        return await call(method, *told, **more)
+
+    volume = VolumeFiles(s3)
+    call, store._call_s3 = store._call_s3, count
+    for number in range(len(volume)):
+        volume[number]
+    del store._call_s3
+    assert asked == ["get_object"] * len(files)

@@ -57,13 +57,15 @@ async def _of_http(filesystem: Any, name: str, limits: dict[str, str]) -> Answer
 
 def is_version(entry: Entry, facts: Facts) -> bool | None:
     """Whether a store tells of the version that was listed; None where it tells of none."""
-    tag = etag_of(facts)
-    if tag and entry.etag:
+    if (tag := etag_of(facts)) and entry.etag:
         return tag == entry.etag
+    if (digest := digest_of(facts)) and entry.digest:
+        return digest == entry.digest
     stamp = stamp_of(facts)
     if not stamp or not entry.stamp:
         return None
-    coarse = 0 in (stamp % _SECOND, entry.stamp % _SECOND)  # headers tell whole seconds, listings more
+    # below a second there may be a tag's bits; and headers tell whole seconds, listings more
+    coarse = tag or digest or entry.etag or entry.digest or 0 in (stamp % _SECOND, entry.stamp % _SECOND)
     return stamp // _SECOND == entry.stamp // _SECOND if coarse else stamp == entry.stamp
 
 
