@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from sgpu.agent.workers import WorkerHost, worker_name
 from sgpu.contract.heartbeat import Beat, WorkerState
 
+# A thread of its own takes the word within milliseconds; not where the call holds the interpreter's lock.
+_HEAR_SECONDS = 1.0
 # A call is left within a turn of its interpreter; a GPU's kernels or the kernel's disk may hold it a little longer.
 _LEAVE_SECONDS = 5.0
 # Then the newest save is handed over, and the memory that it held is given back.
@@ -33,13 +35,18 @@ class Withdrawal:
         late = {
             rank
             for rank in running - self.parked(beats, running)
-            if waited > (_CLEAR_SECONDS if self._is(beats[rank], WorkerState.FAILED) else _LEAVE_SECONDS)
-            or self._host.stopped(worker_name(self._generation, rank))
+            if waited > self._limit(beats[rank]) or self._host.stopped(worker_name(self._generation, rank))
         }
         if late:
             self._host.end([worker_name(self._generation, rank) for rank in sorted(late)], _END_SECONDS)
             running -= late
         return self.parked(beats, running) == running
+
+    def _limit(self, beat: Beat) -> float:
+        if self._is(beat, WorkerState.FAILED):
+            return _CLEAR_SECONDS
+        listens = self._is(beat, WorkerState.STARTING) or self._is(beat, WorkerState.TRAINING)
+        return _HEAR_SECONDS if listens and beat.heard != self._generation else _LEAVE_SECONDS
 
     def parked(self, beats: Sequence[Beat], running: Iterable[int]) -> set[int]:
         return {rank for rank in running if self._is(beats[rank], WorkerState.PARKED)}

@@ -52,6 +52,7 @@ class Beat:
         step_seconds: of the newest step, its wait for data counted and declared sections not; 0: not known.
         timed_steps: how many of those there were since this worker's start; longest_step_seconds: of them.
         work_seconds: of all steps since then: what was the rank's own, and not a wait for data or for other ranks.
+        heard: the newest generation of which it was told that it is given up, and has heard that.
     """
 
     beat_ns: int
@@ -75,6 +76,7 @@ class Beat:
     timed_steps: int = 0
     work_seconds: float = 0.0
     ledger_closed: bool = False
+    heard: int = -1
 
     def ledger_seconds(self, until_ns: int | None = None) -> dict[str, float]:
         """Seconds by category name (lower case), the open interval counted up to `until_ns`."""

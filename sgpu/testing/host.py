@@ -187,6 +187,17 @@ def fails(rank: int, exception_type: str = "ValueError", message: str = "boom", 
     return turn
 
 
+def hears(*ranks: int) -> Turn:
+    """The ranks have been told to give up their calls, and a thread of theirs has heard it."""
+
+    def turn(host: ScriptedHost) -> list[Exit]:
+        for rank in ranks:
+            host.page.slot(rank).hear(host.generation)
+        return []
+
+    return turn
+
+
 def parks(*ranks: int) -> Turn:
     """The ranks have given up their calls, and wait to begin anew."""
 

@@ -31,7 +31,7 @@ class Restart(BaseException):
 
 
 class Control:
-    """Order of calls, in the main thread: per generation `call`, `out`, and where it gave no result `next`.
+    """Order of calls, in the main thread: per generation `begin`, `call`, `out`, and where it gave no result `next`.
 
     Args:
         generation: the first one.
@@ -46,10 +46,20 @@ class Control:
         self._commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._out = threading.Event()
         self._inside = self._over = self._done = False
+        self._heard: Callable[[int], None] = lambda _generation: None
         self._raised_at = float("-inf")
         self._main = threading.main_thread().ident or 0
         signal.signal(SIGNAL, self._handle)
         threading.Thread(target=self._listen, daemon=True, name="sgpu-control").start()
+
+    def begin(self, heard: Callable[[int], None]) -> None:
+        """`heard` is called, from any thread, as soon as the agent's word that a generation is given up is here.
+
+        It tells the agent that this process can still take a word: one that holds the interpreter's lock cannot.
+        """
+        self._heard = heard
+        if self._over:
+            heard(self._generation)
 
     def call(self, function: Callable[[], _Value]) -> _Value:
         """The user's function; raises Restart where the agent has given this generation up."""
@@ -103,6 +113,7 @@ class Control:
         if generation != self._generation:
             return
         self._over = True
+        self._heard(generation)
         if self._done:
             self._leave()
         pause = _FIRST_PAUSE_SECONDS

@@ -72,6 +72,8 @@ class _Generation:
         """What came of it, written; None where the agent gave it up."""
         run, rank, generation, control = self._run, self._rank, self._generation, self._control
         slot = Page(run.node(settings.node()).heartbeat).slot(rank)
+        if control is not None:
+            control.begin(slot.hear)
         with (run.attempt(generation, rank) / "stacks").open("wb") as stacks:
             faulthandler.enable(stacks, all_threads=True)
             faulthandler.register(signal.SIGUSR2, stacks, all_threads=True, chain=False)

@@ -19,7 +19,19 @@ from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import Status
 from sgpu.testing.clock import FakeClock
-from sgpu.testing.host import ScriptedHost, Turn, dies, fails, loses_store, loses_zygote, parks, passes, returns, steps
+from sgpu.testing.host import (
+    ScriptedHost,
+    Turn,
+    dies,
+    fails,
+    hears,
+    loses_store,
+    loses_zygote,
+    parks,
+    passes,
+    returns,
+    steps,
+)
 
 _SIGKILL = 9
 
@@ -106,12 +118,30 @@ def test_only_the_dead_is_replaced(bench: Callable[..., Bench], dead: int) -> No
 def test_a_rank_that_does_not_leave_its_call_is_ended_alone(bench: Callable[..., Bench]) -> None:
     run = bench(world_size=3)
     status = run.supervise(
-        steps(3, 0, 1, 2), fails(1, step=3), parks(0, 1), passes(3), passes(3), steps(4, 0, 1, 2), returns(0, 1, 2)
-    )
+        steps(3, 0, 1, 2), fails(1, step=3), hears(0, 2), parks(0, 1), passes(3), passes(3), steps(4, 0, 1, 2),
+        returns(0, 1, 2),
+    )  # fmt: skip
     assert (status.state, status.restarts) == ("SUCCEEDED", 1)
     assert ("end", "rank2.g0") in run.host.calls
     assert run.kept() == [[0, 1]]
     assert run.started(1)[-1] == ("start", "rank2.g1")
+
+
+def test_a_rank_that_cannot_even_hear_is_not_waited_for(bench: Callable[..., Bench]) -> None:
+    """It holds the interpreter's lock."""
+    run = bench()
+    before = run.clock.monotonic()
+    run.supervise(steps(3, 0, 1), fails(1, step=3), parks(1), passes(1.1), steps(4, 0, 1), returns(0, 1))
+    assert run.kept() == [[1]]
+    assert run.clock.monotonic() - before < 3
+
+
+def test_a_rank_that_has_heard_is_given_time(bench: Callable[..., Bench]) -> None:
+    run = bench()
+    run.supervise(
+        steps(3, 0, 1), fails(1, step=3), parks(1), hears(0), passes(4), parks(0), steps(4, 0, 1), returns(0, 1)
+    )
+    assert run.kept() == [[0, 1]]
 
 
 def test_a_rank_that_still_clears_up_gets_more_time(bench: Callable[..., Bench]) -> None:

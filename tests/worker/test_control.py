@@ -14,7 +14,7 @@ import pytest
 from sgpu.worker.abort import GlooAbort
 
 _CALLS = """
-import json, os, sys, threading, time
+import json, os, pathlib, sys, tempfile, threading, time
 from sgpu.contract.shield import Shielded
 from sgpu.worker.control import Control, Restart
 
@@ -80,7 +80,6 @@ except Restart:
     print("ok")
 """,
     "import": """
-import pathlib, tempfile
 folder = pathlib.Path(tempfile.mkdtemp())
 (folder / "slow_module.py").write_text(
     "import __main__, time\\n"
@@ -96,6 +95,26 @@ try:
     control.call(imports)
 except Restart:
     assert sys.modules["slow_module"].whole
+    print("ok")
+""",
+    "heard": """
+import ctypes
+from sgpu.contract.heartbeat import Page
+page = Page.create(pathlib.Path(tempfile.mkdtemp()) / "page", 1)
+control.begin(page.slot(0).hear)
+def heard():
+    return page.slot(0).read().heard
+def hold():
+    tell(op="interrupt", generation=0)
+    ctypes.PyDLL(None).usleep(300_000)
+    held.append(heard())
+    time.sleep(10_000)
+held = []
+try:
+    control.call(hold)
+except Restart:
+    assert held in ([], [-1]), held  # the lock was given up a moment before the word
+    assert heard() == 0
     print("ok")
 """,
     "told before": """
