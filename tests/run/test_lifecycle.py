@@ -124,8 +124,8 @@ def test_an_interrupt_ends_the_blocking_call_and_the_run(
     assert "SECOND [0, 10]" in output
     second, first = sgpu.runs()
     assert (first.state, second.state) == ("CANCELLED", "SUCCEEDED")
-    assert first.events()[-1]["time"] - sent < 10
-    assert second.spec.created - sent < 20
+    assert first.events()[-1]["time"] - sent < 30
+    assert second.spec.created - sent < 40
     assert left(first) == left(second) == []
 
 
