@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sgpu.contract import atomic
 from sgpu.contract.errors import VolumeError
-from sgpu.data.pattern import compile_pattern
+from sgpu.data.finding import with_offsets
 from sgpu.data.volumes.entry import Entry, Volume
 
 _MAGIC = b"SGPULIST"
@@ -24,7 +24,6 @@ _ALIGN = 64
 _DIGEST_BYTES = 16
 _KEPT = 16
 _KEPT_POINTERS = 64
-_LONGEST_NAME_BYTES = 240  # a local file system takes 255
 
 
 class Listing:
@@ -112,37 +111,29 @@ def _column_bytes(count: int) -> int:
 
 def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> Listing:
     """Stores sorted entries under their id."""
-    names = [os.fsencode(entry.path) for entry in entries]
-    sizes: npt.NDArray[np.int64] = np.array([entry.size_bytes for entry in entries], np.int64)
-    stamps: npt.NDArray[np.int64] = np.array([entry.stamp for entry in entries], np.int64)
-    offsets = np.zeros(len(names) + 1, np.int64)
-    np.cumsum([len(name) for name in names], out=offsets[1:])
+    paths, told_sizes, told_stamps, told_digests, told_etags = zip(*entries, strict=True)
+    (names, offsets), (etags, etag_offsets) = with_offsets(paths), with_offsets(told_etags)
+    sizes, stamps = np.array(told_sizes, np.int64), np.array(told_stamps, np.int64)
     hashed = hashlib.blake2b(digest_size=16)
-    etags = [entry.etag.encode() for entry in entries]
-    for part in (offsets.tobytes(), sizes.tobytes(), stamps.tobytes(), *names, *etags):
+    for part in (offsets.tobytes(), sizes.tobytes(), stamps.tobytes(), names, etags):
         hashed.update(part)
     file = folder / f"{hashed.hexdigest()}.listing"
     if not file.exists():
+        digests = b"".join(digest or bytes(_DIGEST_BYTES) for digest in told_digests) if any(told_digests) else b""
         head = json.dumps({
-            "id": hashed.hexdigest(), "url": url, "files": len(names), "names_bytes": int(offsets[-1]),
-            "total_bytes": int(sizes.sum()), "digests": any(entry.digest for entry in entries),
-            "etags_bytes": sum(map(len, etags)),
+            "id": hashed.hexdigest(), "url": url, "files": len(paths), "names_bytes": len(names),
+            "total_bytes": int(sizes.sum()), "digests": bool(digests), "etags_bytes": len(etags),
         }).encode()  # fmt: skip
+        column = _column_bytes(len(paths))
+        parts = [(offsets.tobytes(), column), (sizes.tobytes(), column), (stamps.tobytes(), column)]
+        parts.append((digests, _up(len(digests))))
+        if etags:
+            parts += [(etag_offsets.tobytes(), column), (etags, _up(len(etags)))]
         content = bytearray(_MAGIC + len(head).to_bytes(8, "little") + head)
-        for array in (offsets, sizes, stamps):
-            content.extend(bytes(_up(len(content)) - len(content)))
-            start = len(content)
-            content.extend(array.tobytes())
-            content.extend(bytes(start + _column_bytes(len(names)) - len(content)))
-        if any(entry.digest for entry in entries):
-            digests = b"".join(entry.digest or bytes(_DIGEST_BYTES) for entry in entries)
-            content.extend(digests + bytes(_up(len(digests)) - len(digests)))
-        if any(etags):
-            ends = np.zeros(len(etags) + 1, np.int64)
-            np.cumsum([len(etag) for etag in etags], out=ends[1:])
-            for part in (ends.tobytes(), b"".join(etags)):
-                content.extend(part + bytes(_up(len(part)) - len(part)))
-        content.extend(b"".join(names) or b"\0")
+        content.extend(bytes(_up(len(content)) - len(content)))
+        for part, room in parts:
+            content.extend(part + bytes(room - len(part)))
+        content.extend(names)
         atomic.write_bytes(file, bytes(content), durable=False)
     os.utime(file)
     _forget_old(folder)
@@ -159,59 +150,6 @@ def _forget_old(folder: pathlib.Path) -> None:
     for pattern, kept in (("*.listing", _KEPT), ("*.groups.json", _KEPT), ("run-*.json", _KEPT_POINTERS)):
         for file in sorted(folder.glob(pattern), key=age)[:-kept]:
             file.unlink(missing_ok=True)
-
-
-def list_volume(volume: Volume, pattern: str, paths: Sequence[str] | None = None) -> list[Entry]:
-    """The files that `pattern` names, or `paths`, sorted by the bytes of their paths.
-
-    Raises:
-        VolumeError: none, or one of `paths` is not there, or a name that cannot be kept in a cache folder.
-    """
-    matches = compile_pattern(pattern).fullmatch if paths is None else set(paths).__contains__
-    entries, others = [], 0
-    for entry in volume.entries():
-        if matches(entry.path):
-            entries.append(entry)
-        else:
-            others += 1
-    if paths is not None and (missing := sorted(set(paths) - {entry.path for entry in entries})):
-        raise VolumeError(
-            f"volume {volume.url} lacks {len(missing)} of {len(paths)} files that were named, as {missing[0]!r}. Were "
-            "they removed (vacuumed, for a table)? Take a version whose files are still there.",
-            url=volume.url,
-        )
-    if not entries:
-        raise VolumeError(
-            f"volume {volume.url} has no file that matches {pattern!r}"
-            + (f"; it has {others} other files. Check the pattern." if others else "; it is empty."),
-            url=volume.url,
-        )
-    entries.sort(key=lambda entry: os.fsencode(entry.path))
-    _check_names(volume.url, entries)
-    return entries
-
-
-def _check_names(url: str, entries: Sequence[Entry]) -> None:
-    """Refuses what a local folder cannot hold, and what would lead out of the cache."""
-    paths = {entry.path for entry in entries}
-    for path in paths:
-        parts = path.split("/")
-        if (
-            any(part in ("", ".", "..") or len(os.fsencode(part)) > _LONGEST_NAME_BYTES for part in parts)
-            or "\0" in path
-        ):
-            raise VolumeError(
-                f"volume {url} has a file named {path!r}, which no local folder can hold. "
-                "Rename it, or leave it out by pattern.",
-                url=url,
-            )
-        for depth in range(1, len(parts)):
-            if (above := "/".join(parts[:depth])) in paths:
-                raise VolumeError(
-                    f"volume {url} has both a file {above!r} and a file {path!r} below that name; a local folder "
-                    "cannot hold both. Rename one, or leave one out by pattern.",
-                    url=url,
-                )
 
 
 def shared_listing(

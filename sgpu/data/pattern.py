@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from sgpu.contract.errors import InputError
+
+
+def matcher(pattern: str) -> Callable[[str], object]:
+    """Tells whether a path fits; most ask for all files, and there may be millions."""
+    fits = compile_pattern(pattern).fullmatch
+    return fits if pattern != "**/*" else lambda path: "//" not in path and not path.startswith("/")
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:

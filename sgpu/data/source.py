@@ -20,7 +20,8 @@ from sgpu.contract.errors import DataError, InputError, ListingChangedError, Vol
 from sgpu.data import living
 from sgpu.data.cache import Cache
 from sgpu.data.counters import CacheCounts, Counters
-from sgpu.data.listing import Listing, difference, list_volume, shared_listing, write_listing
+from sgpu.data.finding import list_volume
+from sgpu.data.listing import Listing, difference, shared_listing, write_listing
 from sgpu.data.private import private_name
 from sgpu.data.room import STATE, Room
 from sgpu.data.volumes.credentials import Provider, name_of

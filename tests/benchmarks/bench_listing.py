@@ -49,7 +49,7 @@ def _measure(volume: str) -> dict[str, Any]:
     import psutil
 
     from sgpu.data.dataset import VolumeDataset
-    from sgpu.data.listing import list_volume
+    from sgpu.data.finding import list_volume
     from sgpu.data.loader import DataLoader
     from sgpu.data.volumes.opening import open_volume
 

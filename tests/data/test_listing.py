@@ -13,8 +13,10 @@ import pytest
 
 from sgpu.contract.errors import InputError, ListingChangedError, VolumeError
 from sgpu.data import VolumeDataset, VolumeFiles
-from sgpu.data.listing import Listing, difference, list_volume, shared_listing, write_listing
+from sgpu.data.finding import list_volume
+from sgpu.data.listing import Listing, difference, shared_listing, write_listing
 from sgpu.data.pattern import compile_pattern
+from sgpu.data.volumes import folder as folder_volumes
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.folder import FolderVolume
 from sgpu.data.volumes.opening import open_volume
@@ -68,6 +70,41 @@ def test_links_are_followed_once_and_dead_ones_told(tmp_path: pathlib.Path) -> N
     assert [entry.path for entry in found] == ["a/1", "linked"]
 
 
+@pytest.mark.parametrize("slow", [False, True])
+def test_a_slow_mount_is_asked_many_questions_at_a_time_for_the_same_listing(
+    slow: bool, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "volume"
+    names = [f"{a}/{b}/{number}" for a in ("a", "m", "z") for b in ("b", "y") for number in range(30)] + ["top", "é/u"]
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    (root / "a" / "also-z").symlink_to(root / "z")  # which of two ways counts must not hang on who was faster
+    (root / "m" / "loop").symlink_to(root)
+    monkeypatch.setattr(folder_volumes, "_SLOW_SECONDS", 0.0 if slow else 1e9)
+    threads = []
+    made = folder_volumes.ThreadPoolExecutor
+    monkeypatch.setattr(folder_volumes, "ThreadPoolExecutor", lambda count: threads.append(count) or made(count))
+    found = list_volume(FolderVolume(str(root)), "**/*")
+    wanted = [name.replace("z/", "a/also-z/") for name in names]
+    assert [entry.path for entry in found] == sorted(wanted, key=os.fsencode)
+    assert bool(threads) == slow
+    closed = root / "m" / "closed"
+    closed.mkdir()
+    monkeypatch.setattr(folder_volumes.os, "scandir", _refuses(closed, os.scandir))
+    with pytest.raises(VolumeError, match=r"folder .*m/closed of volume .* cannot be read"):
+        list_volume(FolderVolume(str(root)), "**/*")
+
+
+def _refuses(closed: pathlib.Path, scan: Any) -> Any:
+    def scandir(path: str) -> Any:
+        if path == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return scan(path)
+
+    return scandir
+
+
 def test_missing_empty_unfit_volumes_are_refused_at_construction(tmp_path: pathlib.Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("x")
@@ -113,11 +150,11 @@ def test_a_folder_without_permission_is_named(tmp_path: pathlib.Path) -> None:
     assert re.search(r"VolumeError: .*closed.* cannot be read", done.stderr), done.stderr
 
 
-@pytest.mark.parametrize("bad", ["a//b", "../b", "a/./b", "a/" + "x" * 250])
+@pytest.mark.parametrize("bad", ["a//b", "../b", "a/./b", "a/" + "x" * 250, "/a", "a/..", ".", "a\0b", "a/"])
 def test_names_that_would_leave_the_cache_are_refused(bad: str, tmp_path: pathlib.Path) -> None:
     class Store(FolderVolume):
         def entries(self) -> Any:
-            return iter([Entry(bad, 1, 1)])
+            return iter([Entry("a/fine", 1, 1), Entry(bad, 1, 1), Entry("z/..fine/.x", 1, 1)])
 
     with pytest.raises(VolumeError, match="no local folder can hold"):
         list_volume(Store(str(tmp_path)), "**")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sgpu.contract.errors import ListingChangedError
 
 CHUNK_BYTES = 4 << 20
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A file of a volume.
+class Entry(NamedTuple):
+    """A file of a volume. (A tuple, since there may be millions while a volume is listed.)
 
     Attributes:
         path: relative to the volume, "/" between folders.

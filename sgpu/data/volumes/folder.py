@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import stat
 import time
 import warnings
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import islice
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import starmap
+from typing import NamedTuple
 
 from sgpu.contract.errors import VolumeError
 from sgpu.data.volumes.entry import CHUNK_BYTES, Entry, changed, write_all
 from sgpu.data.volumes.holes import stretches
 
-_SLOW_STAT_SECONDS = 1e-4
-_STAT_THREADS = 32
+_SLOW_SECONDS = 1e-4  # for a question about a file
+_PROBED = 16
+_THREADS = 32
+_A_FEW = 8  # files that a thread asks for, one after the other
+_Files = list[tuple[str, "os.DirEntry[str]"]]
+
+
+class _Folder(NamedTuple):
+    """What a folder holds. `identity`: of the folder itself, by whatever links it was reached."""
+
+    identity: tuple[int, int]
+    inside: list[str]
+    files: _Files
+
+    def entered(self, folders: list[str], seen: set[tuple[int, int]]) -> _Files:
+        """Its files, once its folders are the next to be entered; none where the walk has been here before."""
+        if self.identity in seen:
+            return []
+        seen.add(self.identity)
+        folders.extend(sorted(self.inside, reverse=True))
+        return self.files
 
 
 class FolderVolume:
@@ -34,43 +56,74 @@ class FolderVolume:
             raise VolumeError(f"volume {self.url} is a file; expected the folder that holds the files", url=self.url)
 
     def entries(self) -> Iterator[Entry]:
-        paths = self._paths("", set())
-        began, first = time.perf_counter(), list(islice(paths, 16))
-        found = [self._entry(path) for path in first]
-        slow = bool(first) and (time.perf_counter() - began) / len(first) > _SLOW_STAT_SECONDS
-        yield from filter(None, found)
-        if not slow:
-            yield from filter(None, map(self._entry, paths))
-            return
-        with ThreadPoolExecutor(_STAT_THREADS) as pool:  # a mount answers many questions at a time, each slowly
-            yield from filter(None, pool.map(self._entry, paths))
+        folders, seen = [""], set[tuple[int, int]]()
+        while folders:
+            began = time.perf_counter()
+            found = self._scan(folders.pop())
+            slow = time.perf_counter() - began > _SLOW_SECONDS * (10 + len(found.inside) + len(found.files))
+            files = found.entered(folders, seen)
+            head, fastest = self._timed(files[:_PROBED])
+            yield from filter(None, head)
+            if slow or fastest > _SLOW_SECONDS:
+                yield from self._many_at_a_time(folders, files[_PROBED:], seen)
+                return
+            yield from filter(None, starmap(self._entry, files[_PROBED:]))
 
-    def _paths(self, folder: str, seen: set[tuple[int, int]]) -> Iterator[str]:
-        here = os.path.join(self.url, folder) if folder else self.url
+    def _timed(self, files: _Files) -> tuple[list[Entry | None], float]:
+        """With the seconds of the fastest answer: on a busy machine some take long on any disk."""
+        found, fastest = [], math.inf
+        for file in files:
+            began = time.perf_counter()
+            found.append(self._entry(*file))
+            fastest = min(fastest, time.perf_counter() - began)
+        return found, fastest if found else 0.0
+
+    def _many_at_a_time(self, folders: list[str], files: _Files, seen: set[tuple[int, int]]) -> Iterator[Entry]:
+        """A mount answers many questions at a time, each slowly."""
+        with ThreadPoolExecutor(_THREADS) as pool:
+            asked: deque[Future[list[Entry | None]]] = deque()
+            for some in self._scanned_ahead(pool, folders, files, seen):
+                asked.append(pool.submit(lambda some: list(starmap(self._entry, some)), some))
+                if len(asked) > 4 * _THREADS:
+                    yield from filter(None, asked.popleft().result())
+            for answers in asked:
+                yield from filter(None, answers.result())
+
+    def _scanned_ahead(
+        self, pool: ThreadPoolExecutor, folders: list[str], files: _Files, seen: set[tuple[int, int]]
+    ) -> Iterator[_Files]:
+        """Files, a few at a time, from here on, in the order of a walk by one thread."""
+        scans = [pool.submit(self._scan, folder) for folder in folders]
+        while True:
+            yield from (files[start : start + _A_FEW] for start in range(0, len(files), _A_FEW))
+            if not scans:
+                return
+            inside: list[str] = []
+            files = scans.pop().result().entered(inside, seen)
+            scans.extend(pool.submit(self._scan, folder) for folder in inside)
+
+    def _scan(self, folder: str) -> _Folder:
+        here, above = (f"{self.url}/{folder}", f"{folder}/") if folder else (self.url, "")
         inside: list[str] = []
+        files: _Files = []
         try:
             status = os.stat(here)
-            if (status.st_dev, status.st_ino) in seen:
-                return
-            seen.add((status.st_dev, status.st_ino))
             with os.scandir(here) as scan:
                 for item in scan:
-                    path = f"{folder}/{item.name}" if folder else item.name
                     if item.is_dir():
-                        inside.append(path)
+                        inside.append(above + item.name)
                     else:
-                        yield path
+                        files.append((above + item.name, item))
         except OSError as problem:
             raise VolumeError(
                 f"folder {here} of volume {self.url} cannot be read: {problem.strerror}. Check its permissions.",
                 url=self.url,
             ) from problem
-        for path in sorted(inside):
-            yield from self._paths(path, seen)
+        return _Folder((status.st_dev, status.st_ino), inside, files)
 
-    def _entry(self, path: str) -> Entry | None:
+    def _entry(self, path: str, item: os.DirEntry[str]) -> Entry | None:
         try:
-            status = os.stat(os.path.join(self.url, path))
+            status = item.stat()
         except FileNotFoundError:
             warnings.warn(f"{path} in volume {self.url} is a link to nothing; it is left out", stacklevel=2)
             return None
