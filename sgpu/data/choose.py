@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -16,6 +17,26 @@ from sgpu.data.pipeline import Pipeline
 from sgpu.data.planned import Planned
 from sgpu.data.sampled import Sampled
 from sgpu.data.sizes import Batching
+
+
+def check_dataset(dataset: Any, *, shuffle: bool | None) -> None:
+    """Refuses by name what torch would take for a data set, or fail at without naming it.
+
+    Raises:
+        InputError: a path or a URL, what can be neither indexed nor iterated as a data set, or nothing to shuffle.
+    """
+    if isinstance(dataset, (str, bytes, os.PathLike)):
+        raise InputError(
+            f"DataLoader takes a data set; found {dataset!r:.200}. For the files of a folder or URL: "
+            "DataLoader(VolumeDataset(...)), or one of sgpu.data's formats around it, as ImageFiles or JsonLines"
+        )
+    if not isinstance(dataset, IterableDataset) and not hasattr(dataset, "__getitem__"):
+        raise InputError(
+            f"DataLoader takes a data set, with __getitem__ and __len__, or an IterableDataset; found {dataset!r:.80} "
+            f"({type(dataset).__name__})"
+        )
+    if shuffle and not isinstance(dataset, IterableDataset) and len(dataset) == 0:
+        raise InputError("the data set is empty: expected at least one sample, found 0")
 
 
 def choose_pipeline(

@@ -14,7 +14,7 @@ from sgpu import runtime
 from sgpu.contract.errors import DataError, InputError
 from sgpu.data import living, together
 from sgpu.data.blocks import Blocks
-from sgpu.data.choose import choose_pipeline
+from sgpu.data.choose import check_dataset, choose_pipeline
 from sgpu.data.counters import CacheCounts
 from sgpu.data.draws import parts_of
 from sgpu.data.passing import Epoch, default_workers
@@ -89,6 +89,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         evaluation: bool = False,
         stop_together: bool = True,
     ) -> None:
+        check_dataset(dataset, shuffle=shuffle)
         if num_workers is None:
             num_workers = default_workers()
         if not in_order:

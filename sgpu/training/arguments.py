@@ -19,9 +19,18 @@ def check_counts(*, epochs: Any, max_steps: Any, accumulate: Any, checkpoint_eve
             raise InputError(f"TrainLoop({name}=...) must be a whole number, 1 or more, or None; found {value!r}")
 
 
-def check_parts(*, loader: Any, max_steps: Any, extra: Any, checkpoints: Any) -> None:
+def check_parts(*, model: Any, optimizer: Any, loader: Any, max_steps: Any, extra: Any, checkpoints: Any) -> None:
+    if hasattr(model, "param_groups"):
+        raise InputError(f"TrainLoop(model=...) takes a module; found an optimizer, {type(model).__name__}")
+    if hasattr(optimizer, "named_parameters"):
+        raise InputError(f"TrainLoop(optimizer=...) takes an optimizer; found a module, {type(optimizer).__name__}")
     if loader is None and max_steps is None:
         raise InputError("TrainLoop needs loader=..., or max_steps=... where the loop has no loader")
+    if loader is not None and not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        raise InputError(
+            f"TrainLoop(loader=...) takes what gives batches, as sgpu.data.DataLoader(...); found {loader!r:.80} "
+            f"({type(loader).__name__})"
+        )
     if checkpoints is not None and not isinstance(checkpoints, (str, os.PathLike, CheckpointPolicy)):
         raise InputError(
             f"TrainLoop(checkpoints=...) takes a folder, a URL or a CheckpointPolicy; found {checkpoints!r} "
@@ -34,8 +43,8 @@ def check_parts(*, loader: Any, max_steps: Any, extra: Any, checkpoints: Any) ->
             raise InputError(f"TrainLoop(extra=...): the name {name!r} is taken; use another")
         if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
             raise InputError(
-                f"TrainLoop(extra={{{name!r}: ...}}): a {type(part).__name__} has no state_dict and load_state_dict; "
-                "wrap it in a small class that has"
+                f"TrainLoop(extra={{{name!r}: ...}}): {part!r:.80} ({type(part).__name__}) has no state_dict and "
+                "load_state_dict; wrap it in a small class that has"
             )
 
 

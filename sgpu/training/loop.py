@@ -66,7 +66,9 @@ class TrainLoop:
     ) -> None:
         judged = choose_divergence(divergence)
         check_counts(epochs=epochs, max_steps=max_steps, accumulate=accumulate, checkpoint_every=checkpoint_every)
-        check_parts(loader=loader, max_steps=max_steps, extra=extra, checkpoints=checkpoints)
+        check_parts(
+            model=model, optimizer=optimizer, loader=loader, max_steps=max_steps, extra=extra, checkpoints=checkpoints
+        )
         self._loader, self._epochs = loader, epochs
         self._session = open_session()
         policy = choose_policy(self._session.policy, checkpoints=checkpoints, every=checkpoint_every)

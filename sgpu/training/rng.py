@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Iterator
 from typing import Any
 
-from sgpu.contract.errors import PositionError
+from sgpu.contract.errors import InputError, PositionError
 from sgpu.data.draws import held_generators
 from sgpu.data.generators import set_state, state_of
 
@@ -19,10 +20,19 @@ def seed_everything(seed: int) -> int:
 
     Returns:
         The seed.
+
+    Raises:
+        InputError: it is no whole number.
     """
     import numpy as np
     import torch
 
+    try:
+        seed = operator.index(seed)
+    except TypeError:
+        raise InputError(
+            f"seed_everything(seed) takes a whole number; found {seed!r} ({type(seed).__name__})"
+        ) from None
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)  # CUDA's generators too, lazily where CUDA has not started

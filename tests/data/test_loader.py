@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pathlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -44,6 +45,18 @@ def test_it_is_torchs_with_the_users_attributes() -> None:
 def test_what_torch_refuses_is_refused(arguments: dict[str, Any], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         DataLoader(Numbers(3), **{"num_workers": 0, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ("volume", r"takes a data set; found 'volume'.*VolumeDataset"), (pathlib.Path("volume"), "VolumeDataset"),
+        (None, r"found None \(NoneType\)"), (3, r"found 3 \(int\)"), (iter([1]), "list_iterator"),
+    ],
+)  # fmt: skip
+def test_what_is_no_data_set_is_refused(data: object, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        DataLoader(data, batch_size=2, num_workers=0)
 
 
 def test_shuffle_of_an_iterable_is_refused(make_volume: MakeVolume) -> None:
@@ -174,6 +187,8 @@ def test_fewer_samples_than_ranks_and_empty_ones_are_refused() -> None:
             len(DataLoader(Numbers(3), drop_last=True, num_workers=0))
     with pytest.raises(InputError, match="empty"):
         next(iter(DataLoader(Numbers(0), num_workers=0)))
+    with pytest.raises(InputError, match="empty"):
+        DataLoader(Numbers(0), shuffle=True, num_workers=0)
     with being(3, 4):
         assert len(DataLoader(Numbers(4), num_workers=0)) == 1
 

@@ -15,6 +15,9 @@ from sgpu.contract.errors import InputError, PositionError
 from sgpu.data import DataLoader
 from tests.training.looping import Begin, Training, events, loader, stopped_in_the_middle
 
+MODEL = torch.nn.Linear(1, 1)
+OPTIMIZER = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+
 
 def test_ten_batches_in_groups_of_four_are_three_steps_with_every_batch_used(
     root: pathlib.Path, supervised: Begin
@@ -175,7 +178,10 @@ def test_a_loader_with_other_generators_is_refused_by_name(root: pathlib.Path, s
         ({"loader": None}, r"needs loader=..., or max_steps=..."),
         ({"extra": {"model": torch.nn.Linear(1, 1)}}, r"the name 'model' is taken"),
         ({"extra": [3]}, r"extra=\.\.\.\) takes parts by name.*found \[3\]"),
-        ({"extra": {"average": 3}}, r"'average'.*a int has no state_dict and load_state_dict"),
+        ({"extra": {"average": 3}}, r"'average'.*: 3 \(int\) has no state_dict and load_state_dict"),
+        ({"model": OPTIMIZER}, r"model=...\) takes a module; found an optimizer, SGD"),
+        ({"model": MODEL, "optimizer": MODEL}, r"optimizer=...\) takes an optimizer; found a module, Linear"),
+        ({"loader": 3}, r"loader=...\) takes what gives batches.*found 3 \(int\)"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_starts(

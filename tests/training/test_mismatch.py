@@ -104,3 +104,12 @@ def test_a_model_that_is_not_built_yet_is_refused_when_the_loop_is_made(
         TrainLoop(model=model, max_steps=2, checkpoints=str(tmp_path))
     model(torch.randn(3, 2))
     assert sum(1 for _ in TrainLoop(model=model, max_steps=2, checkpoints=str(tmp_path))) == 2
+
+
+def test_a_model_without_data_is_refused_when_the_loop_is_made(tmp_path: pathlib.Path, supervised: Begin) -> None:
+    """Else a restore would seem to succeed, and the weights be nowhere."""
+    supervised()
+    with torch.device("meta"):
+        model = torch.nn.Linear(2, 1)
+    with pytest.raises(InputError, match=r"model\.weight has no data \(it is on the meta device\).*to_empty"):
+        TrainLoop(model=model, max_steps=2, checkpoints=str(tmp_path))

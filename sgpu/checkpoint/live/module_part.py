@@ -33,6 +33,11 @@ class ModulePart:
                     f"{name}.{key} has no shape yet (a lazy module): run one batch through the model before it is "
                     "handed over, so that a checkpoint can be restored into it"
                 )
+            if value.is_meta:
+                raise InputError(
+                    f"{name}.{key} has no data (it is on the meta device): call model.to_empty(device=...) and "
+                    "initialize it before it is handed over, so that a checkpoint can be restored into it"
+                )
 
     def collect(self) -> PartState:
         module = unwrap(self._module)
