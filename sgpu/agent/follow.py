@@ -20,6 +20,8 @@ from sgpu.contract.clock import SystemClock
 from sgpu.contract.events import emit
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec
+from sgpu.metrics.machine import Sampler
+from sgpu.metrics.node import watch_node
 
 
 def follow(
@@ -40,6 +42,7 @@ def follow(
             stack.callback(link.close)  # last: the controller takes it for the end of all that was here
             environment = agent_environment(spec, address=link.own_address, gpus=gpus)
             helpers: list[CheckpointHelper] = []
+            samplers: list[Sampler] = []
             host = watched(
                 lambda checks: ZygoteHost(
                     python=spec.python, run=run.root, environment=environment, log=folder.agent_log,
@@ -47,7 +50,7 @@ def follow(
                 ),
                 run, spec, node=node, visible=environment.get("CUDA_VISIBLE_DEVICES"),
             )  # fmt: skip
-            stack.callback(_close, helpers)
+            stack.callback(_close, helpers, samplers)
             stack.callback(host.close)
             host.open()
 
@@ -59,8 +62,12 @@ def follow(
                 )  # fmt: skip
                 helpers.append(helper)
                 helper.open()
+                page = open_page(own, spec, resume=False)
+                sampler = watch_node(run, spec, place, page.beats, environment=environment, deliver=False)
+                samplers.append(sampler)
+                sampler.start()
                 return Place(
-                    page=open_page(own, spec, resume=False),
+                    page=page,
                     environment={"SGPU_CHECKPOINT_HELPER": helper.name, "SGPU_NODE": str(place)},
                 )  # fmt: skip
 
@@ -75,6 +82,8 @@ def follow(
     return 0
 
 
-def _close(helpers: list[CheckpointHelper]) -> None:
+def _close(helpers: list[CheckpointHelper], samplers: list[Sampler]) -> None:
+    for sampler in samplers:
+        sampler.stop()
     for helper in helpers:
         helper.close(CHECKPOINT_SECONDS)

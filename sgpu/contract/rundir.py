@@ -13,6 +13,7 @@ $SGPU_HOME/runs/<id>/
     controller.json       where the agents of other nodes find the first one's, and the secret that they share
     peers/                with peer_memory: <k>.json, where node k's checkpoint helper listens, and its secret
     nodes/<k>/            of each node but the first: agent.json, agent.log, heartbeat.page
+    machine.jsonl         what the first node measures of itself; of the others in nodes/<k>/
     attempts/<generation>/rank<k>/{log, outcome, stacks, process}
     metrics/              rank<k>.jsonl spools, forwarder.json (how far MLflow has them), mlflow.json (which run)
     checkpoints/          unless the user named a place
@@ -101,6 +102,10 @@ class RunDir:
         if not self.nodes.exists():
             return []
         return sorted(int(name) for name in os.listdir(self.nodes) if name.isdecimal())
+
+    def machine(self, node: int) -> pathlib.Path:
+        """What a node measures of itself: CPU, memory, disk, network, GPUs."""
+        return self.node(node).root / "machine.jsonl"
 
     @property
     def attempts(self) -> pathlib.Path:

@@ -20,17 +20,17 @@ from sgpu.contract import events
 from sgpu.contract.clock import SystemClock
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking, read_spec
-from sgpu.metrics import facts, machine, progress, store
+from sgpu.metrics import facts, progress, store
 from sgpu.metrics.delivery import count_undelivered
 from sgpu.metrics.forwarding import Forwarder
 from sgpu.metrics.ledger import PageReader
+from sgpu.metrics.node import SAMPLE_SECONDS, watch_node
 from sgpu.metrics.supervisor import DeadlinePassed, Parent, Signals
 
 DRAIN_SECONDS = 30.0
 _END_SECONDS = 5.0
 _LOCK_SECONDS = 60.0
 _NICE = 10
-_SAMPLE_SECONDS = 5.0
 
 _MLFLOW_DEFAULTS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, default=None)
     parser.add_argument("--drain-seconds", type=float, default=DRAIN_SECONDS)
     parser.add_argument("--period-seconds", type=float, default=1.0)
-    parser.add_argument("--sample-seconds", type=float, default=_SAMPLE_SECONDS)
+    parser.add_argument("--sample-seconds", type=float, default=SAMPLE_SECONDS)
     told = parser.parse_args(arguments)
     run = RunDir(told.run_dir.absolute())
     spec = read_spec(run)
@@ -110,14 +110,10 @@ def _make(run: RunDir, spec: RunSpec, told: argparse.Namespace, signals: Signals
         parameters=facts.parameters(spec),
         tags=facts.tags(run, spec),
     )
-    visible = spec.environment.get("CUDA_VISIBLE_DEVICES", inherited.get("CUDA_VISIBLE_DEVICES"))
-    sampler = machine.Sampler(
-        PageReader(run.heartbeat).beats,
-        ranks=range(min(spec.world_size, spec.gpus_per_node)),  # this node is the first
-        created_seconds=spec.created,
+    sampler = watch_node(
+        run, spec, 0, PageReader(run.heartbeat).beats, environment={**inherited, **spec.environment},
         period_seconds=told.sample_seconds,
-        open_gpus=(lambda: machine.find_gpus(visible)) if spec.accelerator == "cuda" else machine.NoGpus,
-    )
+    )  # fmt: skip
     return Forwarder(
         run,
         world_size=spec.world_size,

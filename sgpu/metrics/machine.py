@@ -1,81 +1,68 @@
-"""What each rank takes of this machine, sampled in a thread: a wedged GPU driver blocks nobody else."""
+"""What each rank takes of this machine, and the machine as a whole, sampled in a thread: a wedged GPU driver blocks
+nobody else.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import psutil
 
 from sgpu.contract.heartbeat import Beat, WorkerState
 from sgpu.metrics import names
+from sgpu.metrics.gpus import Gpus
 from sgpu.metrics.progress import Point
 
 _MOST_WAITING = 4096
+_FIRST_SECONDS = 1.0  # so that a short run has figures too
 
 
-class Gpus(Protocol):
-    """Figures of the GPU that a local rank uses; empty where there is none."""
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One look.
 
-    def read(self, local_rank: int) -> dict[str, float]:
-        """By names of `names.SYSTEM`."""
+    Attributes:
+        time_seconds: since 1970. `second`: whole seconds since the run was created.
+        whole: figures of the node, by names of `names.NODE`.
+        ranks: those of each rank that runs there, by names of `names.SYSTEM`.
+    """
 
+    time_seconds: float
+    second: int
+    node: int
+    whole: Mapping[str, float] = field(default_factory=dict)
+    ranks: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
-class NoGpus:
-    def read(self, local_rank: int) -> dict[str, float]:
-        return {}
+    def points(self) -> list[Point]:
+        """What MLflow gets of it: all but what never changes."""
+        named = [(names.for_node(self.node, name), value) for name, value in self.whole.items() if name in names.NODE]
+        for rank, told in self.ranks.items():
+            named += [(names.for_system(rank, name), value) for name, value in told.items() if name in names.SYSTEM]
+        return [Point(key=key, value=value, step=self.second, time_seconds=self.time_seconds) for key, value in named]
 
-
-class NvmlGpus:
-    """Through the driver's library."""
-
-    def __init__(self, nvml: Any, visible: str | None) -> None:
-        """`nvml`: the module of nvidia-ml-py; `visible`: the workers' CUDA_VISIBLE_DEVICES."""
-        self._nvml = nvml
-        nvml.nvmlInit()
-        self._visible = [part.strip() for part in visible.split(",") if part.strip()] if visible else None
-
-    def read(self, local_rank: int) -> dict[str, float]:
-        nvml, told = self._nvml, {}
-        with contextlib.suppress(nvml.NVMLError):  # a figure that this GPU does not give (MIG) is left out
-            handle = self._handle(local_rank)
-            if handle is None:
-                return {}
-            told["gpu_memory_bytes"] = float(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-            told["gpu_percent"] = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-            told["gpu_watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
-        return told
-
-    def _handle(self, local_rank: int) -> Any:
-        if self._visible is None:
-            return self._nvml.nvmlDeviceGetHandleByIndex(local_rank)
-        if local_rank >= len(self._visible):
-            return None
-        name = self._visible[local_rank]
-        if name.isdecimal():
-            return self._nvml.nvmlDeviceGetHandleByIndex(int(name))
-        return self._nvml.nvmlDeviceGetHandleByUUID(name)
-
-
-def find_gpus(visible: str | None) -> Gpus:
-    """NVML where its library is installed and answers."""
-    if importlib.util.find_spec("pynvml") is None:
-        return NoGpus()
-    nvml: Any = importlib.import_module("pynvml")
-    try:
-        return NvmlGpus(nvml, visible)
-    except nvml.NVMLError:
-        return NoGpus()
+    def record(self) -> dict[str, Any]:
+        """As a line of the run folder."""
+        ranks = {str(rank): dict(told) for rank, told in self.ranks.items()}
+        return {"time": self.time_seconds, "second": self.second, "node": dict(self.whole), "ranks": ranks}
 
 
 class Sampler:
-    """One look at every rank of this node each `period_seconds`, at whole seconds since the run was created."""
+    """One look at a node each `period_seconds`.
+
+    Args:
+        beats: tells the processes of all ranks.
+        ranks: those of this node.
+        created_seconds: when the run was, since 1970.
+        whole: figures of the node as a whole.
+        keep: called with each sample in the sampler's thread; an OSError of it is passed over (the disk is full).
+        deliver: whether points wait for `take`.
+    """
 
     def __init__(
         self,
@@ -85,9 +72,14 @@ class Sampler:
         created_seconds: float,
         period_seconds: float,
         open_gpus: Callable[[], Gpus],
+        node: int = 0,
+        whole: Callable[[], Mapping[str, float]] = dict,
+        keep: Callable[[Sample], object] = lambda _: None,
+        deliver: bool = True,
     ) -> None:
-        self._beats, self._ranks, self._created = beats, ranks, created_seconds
+        self._beats, self._ranks, self._created, self._node = beats, ranks, created_seconds, node
         self._period, self._open_gpus = period_seconds, open_gpus
+        self._whole, self._keep, self._deliver = whole, keep, deliver
         self._processes: dict[int, psutil.Process] = {}
         self._points: queue.Queue[Point] = queue.Queue(maxsize=_MOST_WAITING)
         self._stop = threading.Event()
@@ -110,20 +102,16 @@ class Sampler:
                 taken.append(self._points.get_nowait())
         return taken
 
-    def sample(self, gpus: Gpus, now_seconds: float) -> list[Point]:
+    def sample(self, gpus: Gpus, now_seconds: float) -> Sample:
         """One look. A process's first look only starts its CPU clock."""
-        second = max(0, int(now_seconds - self._created))
-        points = []
+        ranks = {}
         for rank, beat in enumerate(self._beats()):
             if rank not in self._ranks or not beat.pid or beat.state is WorkerState.FINISHED:
                 self._processes.pop(rank, None)
                 continue
-            told = {**self._of_process(rank, beat.pid), **gpus.read(rank - self._ranks.start)}
-            points += [
-                Point(key=names.for_system(rank, name), value=value, step=second, time_seconds=now_seconds)
-                for name, value in told.items()
-            ]
-        return points
+            ranks[rank] = {**self._of_process(rank, beat.pid), **gpus.read(rank - self._ranks.start)}
+        second = max(0, int(now_seconds - self._created))
+        return Sample(time_seconds=now_seconds, second=second, node=self._node, whole=self._whole(), ranks=ranks)
 
     def _of_process(self, rank: int, pid: int) -> dict[str, float]:
         try:
@@ -138,9 +126,13 @@ class Sampler:
             return {}
 
     def _watch(self) -> None:
-        gpus = self._open_gpus()
-        while not self._stop.wait(self._period):
-            for point in self.sample(gpus, time.time()):
+        gpus, pause = self._open_gpus(), min(_FIRST_SECONDS, self._period)
+        while not self._stop.wait(pause):
+            pause = self._period
+            sample = self.sample(gpus, time.time())
+            with contextlib.suppress(OSError):
+                self._keep(sample)
+            for point in sample.points() if self._deliver else []:
                 try:
                     self._points.put_nowait(point)
                 except queue.Full:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from sgpu.metrics import mlflow_http, names, store
 
 _BULK_PATH = "/api/2.0/mlflow/metrics/get-history-bulk-interval"
 _MOST_POINTS = 2500  # the server's own limit a call
+_LONG_STEPS = 20_000  # shorter histories are read as soon as a few points of them
+_OUTLINED = 12  # as many charts as a view shows at first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,7 @@ def histories(tracking_uri: str, run_id: str, *, most_points: int) -> Iterator[t
     """All metrics that are over optimizer steps and that workers wrote, each as `history` gives it, as they come.
 
     A server is asked without mlflow, whose import takes seconds, unless it wants credentials that only mlflow knows.
+    Of long histories a dozen come as a few points from end to end first, and again when the server has read them.
 
     Raises:
         SgpuError: MLflow cannot be read; says why.
@@ -127,12 +130,22 @@ def histories(tracking_uri: str, run_id: str, *, most_points: int) -> Iterator[t
         except SgpuError:
             pass  # mlflow itself may know more of the server, and says what is wrong
         else:
-            keys = [key for key in (str(raw["key"]) for raw in last) if _charted(key)]
-            for key, points in mlflow_http.histories(tracking_uri, run_id, keys, most_points):
-                yield key, _by_step(_point(raw.get("step", 0), raw["value"], raw["timestamp"]) for raw in points)
+            yield from _of_server(tracking_uri, run_id, last, most_points)
             return
     for key in filter(_charted, latest(tracking_uri, run_id)):
         yield key, history(tracking_uri, run_id, key, most_points=most_points)
+
+
+def _of_server(
+    tracking_uri: str, run_id: str, last: Sequence[mlflow_http.Raw], most_points: int
+) -> Iterator[tuple[str, list[MetricPoint]]]:
+    by_key = {str(raw["key"]): raw for raw in last if _charted(str(raw["key"]))}
+    keys = sorted(by_key, key=lambda key: (key.startswith("rank"), key in names.BUILT_IN))  # as a view shows them
+    long = [by_key[key] for key in keys if int(by_key[key].get("step", 0)) >= _LONG_STEPS][:_OUTLINED]
+    for key, points in mlflow_http.outlines(tracking_uri, run_id, long):
+        yield key, _by_step(map(_raw_point, points))
+    for key, points in mlflow_http.histories(tracking_uri, run_id, keys, most_points):
+        yield key, _thin(_by_step(map(_raw_point, points)), most_points)
 
 
 def _charted(key: str) -> bool:
@@ -176,7 +189,11 @@ def _thinned(tracking_uri: str, run_id: str, key: str, most_points: int) -> list
         found = json.loads(answer.text).get("metrics", [])
     except (MlflowException, requests.exceptions.RequestException, ValueError) as error:
         raise _unreadable(tracking_uri, run_id, error) from error
-    return [_point(m.get("step", 0), m["value"], m["timestamp"]) for m in found]
+    return [_raw_point(m) for m in found]
+
+
+def _raw_point(raw: mlflow_http.Raw) -> MetricPoint:
+    return _point(raw.get("step", 0), raw["value"], raw["timestamp"])
 
 
 def _point(step: Any, value: Any, timestamp_milliseconds: Any) -> MetricPoint:

@@ -79,8 +79,24 @@ SYSTEM: dict[str, BuiltIn] = {
     "gpu_percent": BuiltIn(unit="%", meaning="its GPU was busy", writer="forwarder", axis="seconds"),
     "gpu_memory_bytes": BuiltIn(unit="bytes", meaning="in use on its GPU", writer="forwarder", axis="seconds"),
     "gpu_watts": BuiltIn(unit="W", meaning="drawn by its GPU", writer="forwarder", axis="seconds"),
+    "gpu_celsius": BuiltIn(unit="°C", meaning="temperature of its GPU", writer="forwarder", axis="seconds"),
 }
 """Written as `system/rank<k>/<name>`."""
+
+NODE: dict[str, BuiltIn] = {
+    "cpu_percent": BuiltIn(unit="%", meaning="of all cores of the node", writer="forwarder", axis="seconds"),
+    "memory_bytes": BuiltIn(unit="bytes", meaning="of its memory that is in use", writer="forwarder", axis="seconds"),
+    "disk_bytes": BuiltIn(
+        unit="bytes", meaning="used of the disk that holds the run folder", writer="forwarder", axis="seconds"
+    ),
+    "network_in_bytes_per_second": BuiltIn(
+        unit="bytes/s", meaning="received, loopback left out", writer="forwarder", axis="seconds"
+    ),
+    "network_out_bytes_per_second": BuiltIn(
+        unit="bytes/s", meaning="sent, loopback left out", writer="forwarder", axis="seconds"
+    ),
+}
+"""Written as `system/node<k>/<name>`."""
 
 _ALLOWED = re.compile(r"[\w.\-/ :]+", re.ASCII)
 _OURS = re.compile(r"rank\d+/|system/")
@@ -97,6 +113,10 @@ def for_ledger(category: str) -> str:
 
 def for_system(rank: int, name: str) -> str:
     return f"system/rank{rank}/{name}"
+
+
+def for_node(node: int, name: str) -> str:
+    return f"system/node{node}/{name}"
 
 
 def check(name: object) -> None:

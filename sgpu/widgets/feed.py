@@ -12,6 +12,7 @@ from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import read_spec
 from sgpu.contract.status import Status, read_status
 from sgpu.widgets import ledger
+from sgpu.widgets.follow import Pacer
 from sgpu.widgets.logs import Logs
 from sgpu.widgets.machines import machines
 from sgpu.widgets.past import Past
@@ -19,11 +20,13 @@ from sgpu.widgets.sentences import failure_words
 from sgpu.widgets.snapshot import Failure, Goodput, Snapshot, TrackingLink
 from sgpu.widgets.spools import Spools
 from sgpu.widgets.timeline import Timeline, tried
+from sgpu.widgets.usage import Usages
 from sgpu.widgets.words import plain, visible, whole
 
 _PACE_WINDOW_SECONDS = 30.0
 _PACE_LEAST_SECONDS = 2.0
 _START_GRACE_SECONDS = 10.0
+_USAGE_SECONDS = 2.0
 _GONE_GRACE_SECONDS = 2.0  # its last words may just have been written
 
 
@@ -70,6 +73,8 @@ class Feed:
         self._timeline = Timeline(run)
         self._spools = Spools(run, self._spec.world_size, Past(run, clock=self._clock))
         self._logs = Logs(run, self._spec.world_size)
+        self._usages = Usages(run, self._spec.nodes)
+        self._usage_pacer = Pacer(self._clock, _USAGE_SECONDS)
         self._heartbeat = ledger.HeartbeatReader(run.heartbeat)
         self._pace = Pace()
         self._tracking: TrackingLink | None = None
@@ -85,6 +90,8 @@ class Feed:
         self._timeline.refresh()
         self._spools.refresh()
         self._logs.refresh()
+        if self._usage_pacer.due() or over:
+            self._usages.refresh()
         step = self._step(status, beats, over)
         total = self._total(status, beats)
         started = status.started or self._spec.created
@@ -117,6 +124,7 @@ class Feed:
             happenings=self._timeline.happenings,
             earlier_happenings=self._timeline.earlier,
             machines=machines(self._spec, status, beats, over=over),
+            usage=self._usages.usage(),
             logs=self._logs.tails(front=failure.rank if failure else None),
             failure=failure,
             tracking=self._link(),

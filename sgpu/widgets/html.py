@@ -13,7 +13,8 @@ from sgpu.widgets import text
 from sgpu.widgets.machines import machine_line
 from sgpu.widgets.picture import charts_png
 from sgpu.widgets.snapshot import Failure, Goodput, Snapshot
-from sgpu.widgets.words import count, plain, size
+from sgpu.widgets.usage import LABELS
+from sgpu.widgets.words import count, plain, plural, size
 
 PART_COLOURS = {
     "productive": "#059669",
@@ -59,6 +60,7 @@ def _sections(snapshot: Snapshot, picture: bytes | None) -> Iterator[str]:
         encoded = base64.b64encode(picture).decode()
         yield f'<img alt="charts of the metrics over steps" src="data:image/png;base64,{encoded}">'
     yield from _metrics(snapshot, folded=picture is not None)
+    yield from _usage(snapshot)
     yield from _happenings(snapshot)
     for log in snapshot.logs[:1]:
         lines = escape("\n".join(log.lines[-_LOG_LINES_SHOWN:]))
@@ -107,6 +109,29 @@ def _metrics(snapshot: Snapshot, *, folded: bool) -> Iterator[str]:
         cells = (plain(series.name, 120), series.latest, count(series.steps[-1]), count(series.logged), series.note)
         yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
     yield "</table></details>"
+
+
+def _usage(snapshot: Snapshot) -> Iterator[str]:
+    """A table of nodes and one of ranks: the last values and the highest."""
+    if not snapshot.usage:
+        return
+    yield "<details><summary>machines: the last figures, and the highest</summary>"
+    for what in ("node", "rank"):
+        rows: dict[int, dict[str, str]] = {}
+        for one in snapshot.usage:
+            if (one.rank is None) == (what == "node"):
+                cell = f"{escape(one.now)}<br>{escape(one.highest)}"
+                rows.setdefault(one.node if one.rank is None else one.rank, {})[one.label] = cell
+        labels = [label for label in LABELS if any(label in cells for cells in rows.values())]
+        if rows:
+            yield f"<table><tr><th>{what}</th>{''.join(f'<th>{label}</th>' for label in labels)}</tr>"
+            for place, cells in list(rows.items())[:_METRICS_SHOWN]:
+                told = "".join(f"<td>{cells.get(label, '')}</td>" for label in labels)
+                yield f"<tr><td>{place}</td>{told}</tr>"
+            yield "</table>"
+            if len(rows) > _METRICS_SHOWN:
+                yield f"<p>… and {plural(len(rows) - _METRICS_SHOWN, f'more {what}')}</p>"
+    yield "</details>"
 
 
 def _happenings(snapshot: Snapshot) -> Iterator[str]:

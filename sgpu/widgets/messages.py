@@ -7,7 +7,7 @@ from typing import Any
 
 from sgpu.widgets import text
 from sgpu.widgets.machines import state_words
-from sgpu.widgets.snapshot import LogTail, Series, Snapshot
+from sgpu.widgets.snapshot import LogTail, Series, Snapshot, Usage
 from sgpu.widgets.words import STATE_WORDS, count, percent, plain, plural, rate, seconds, size, workers
 
 Message = dict[str, Any]
@@ -19,11 +19,13 @@ class Messages:
     Attributes:
         chart_rank: whose metrics are charted.
         log_rank: whose log is shown; None: the first (the failing rank, or rank 0).
+        usage_node: whose figures are charted.
     """
 
     def __init__(self) -> None:
         self.chart_rank = 0
         self.log_rank: int | None = None
+        self.usage_node = 0
         self._number = 0
         self._forget()
 
@@ -31,6 +33,7 @@ class Messages:
         self._head: Message = {}
         self._marks: list[list[Any]] = []
         self._series: dict[str, Series] = {}
+        self._usage: dict[tuple[int | None, str], Usage] = {}
         self._next_happening = 0
         self._log: LogTail | None = None
 
@@ -54,6 +57,8 @@ class Messages:
             self._marks = told["marks"] = marks
         if series := self._new_points(snapshot):
             told["series"] = series
+        if usage := self._new_usage(snapshot):
+            told["usage"] = usage
         if happenings := self._new_happenings(snapshot):
             told["events"] = happenings
         if (log := self._new_lines(snapshot)) is not None:
@@ -69,18 +74,24 @@ class Messages:
             before = self._series.get(name)
             if series.rank != self.chart_rank or series is before:
                 continue
-            keep = len(before.steps) if before is not None and before.version == series.version else 0
             self._series[name] = series
+            told.append({"name": name, **_points(series, before), "latest": series.latest, "note": series.note})
+        return told
+
+    def _new_usage(self, snapshot: Snapshot) -> list[Message]:
+        told = []
+        for one in snapshot.usage:
+            before = self._usage.get((one.rank, one.figure))
+            if one.node != self.usage_node or one is before:
+                continue
+            self._usage[one.rank, one.figure] = one
             told.append(
                 {
-                    "name": name,
-                    "keep": keep,
-                    "steps": list(series.steps[keep:]),
-                    "values": [_short(value) for value in series.values[keep:]],
-                    "latest": series.latest,
-                    "note": series.note,
+                    "name": f"{'node' if one.rank is None else one.rank}/{one.figure}", "rank": one.rank,
+                    "figure": one.figure, "label": one.label, "unit": one.unit, "now": one.now, "highest": one.highest,
+                    **_points(one.series, before.series if before else None),
                 }
-            )
+            )  # fmt: skip
         return told
 
     def _new_happenings(self, snapshot: Snapshot) -> list[Message]:
@@ -113,6 +124,13 @@ class Messages:
             "from": start,
             "lines": list(log.lines[start - log.first_line :]),
         }
+
+
+def _points(series: Series, before: Series | None) -> Message:
+    """What to keep of the points that were told, and what to add."""
+    keep = len(before.steps) if before is not None and before.version == series.version else 0
+    values = [_short(value) for value in series.values[keep:]]
+    return {"keep": keep, "steps": list(series.steps[keep:]), "values": values}
 
 
 def _same(before: LogTail, log: LogTail) -> int:
@@ -167,6 +185,7 @@ def head_of(snapshot: Snapshot) -> Message:
             ]
             for machine in snapshot.machines
         ],
+        "usage_nodes": sorted({one.node for one in snapshot.usage}),
         "note": snapshot.note,
     }
 

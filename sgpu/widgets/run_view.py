@@ -126,6 +126,9 @@ class RunView(ChannelWidget):
             self._messages.chart_rank = chart
         if log in ranks:
             self._messages.log_rank = log
+        node = whole(content.get("usage_node"))
+        if node is not None and node >= 0:
+            self._messages.usage_node = node
         self._tell(full=True)
 
     def _stop(self) -> None:

@@ -48,10 +48,10 @@ def thin(steps: list[int], values: list[float], buckets: int = _BUCKETS) -> list
 
 
 class Buffer:
-    """One series as it grows."""
+    """One series as it grows. Keeps at most `most_points` of it."""
 
-    def __init__(self, name: str, rank: int) -> None:
-        self._name, self._rank = name, rank
+    def __init__(self, name: str, rank: int, *, most_points: int = MAX_POINTS) -> None:
+        self._name, self._rank, self._most_points = name, rank, most_points
         self._steps: list[int] = []
         self._values: list[float] = []
         self._shown: list[float | None] = []  # the same, None for what is not finite
@@ -59,6 +59,8 @@ class Buffer:
         self._logged = 0
         self._gaps = 0
         self._first_gap = ""
+        self._begin: int | None = None  # the lowest step that was put
+        self._before = (0, 0)  # points, and gaps among them, that were put before it
         self._made: Series | None = None
 
     @property
@@ -69,6 +71,7 @@ class Buffer:
         """A value of a step that was seen before takes the old one's place."""
         self._made = None
         self._logged += 1
+        self._begin = step if self._begin is None else min(step, self._begin)
         shown: float | None = value
         if not math.isfinite(value):
             shown = None
@@ -87,26 +90,33 @@ class Buffer:
         self._thin()
 
     def put_before(self, points: Sequence[tuple[int, float]]) -> bool:
-        """Points of steps before those that are here, in order, perhaps thinned elsewhere; whether there are any."""
-        earlier = [(step, value) for step, value in points if not self._steps or step < self._steps[0]]
+        """Points of steps before those that were `put`, in order, perhaps thinned elsewhere; whether there are any.
+
+        They take the place of what was put before here earlier.
+        """
+        earlier = [(step, value) for step, value in points if self._begin is None or step < self._begin]
+        if not earlier:
+            return False
         broken = [(step, value) for step, value in earlier if not math.isfinite(value)]
         if broken:
             self._first_gap = f"{number(broken[0][1])} at step {count(broken[0][0])}"
         self._made = None
         self._version += 1
-        self._logged += len(earlier)
-        self._gaps += len(broken)
-        self._steps[:0] = [step for step, _ in earlier]
-        self._values[:0] = [value for _, value in earlier]
-        self._shown[:0] = [value if math.isfinite(value) else None for _, value in earlier]
+        self._logged += len(earlier) - self._before[0]
+        self._gaps += len(broken) - self._before[1]
+        self._before = (len(earlier), len(broken))
+        until = len(self._steps) if self._begin is None else bisect.bisect_left(self._steps, self._begin)
+        self._steps[:until] = [step for step, _ in earlier]
+        self._values[:until] = [value for _, value in earlier]
+        self._shown[:until] = [value if math.isfinite(value) else None for _, value in earlier]
         self._thin()
-        return bool(earlier)
+        return True
 
     def _thin(self) -> None:
-        if len(self._steps) <= MAX_POINTS:
+        if len(self._steps) <= self._most_points:
             return
         self._version += 1
-        stay = thin(self._steps, self._values)
+        stay = thin(self._steps, self._values, _BUCKETS * self._most_points // MAX_POINTS)
         self._steps = [self._steps[index] for index in stay]
         self._values = [self._values[index] for index in stay]
         self._shown = [self._shown[index] for index in stay]

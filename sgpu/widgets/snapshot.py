@@ -93,6 +93,30 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Usage:
+    """One figure of a node over the time of the run, or of the process or the GPU of one of its ranks.
+
+    Attributes:
+        rank: None: of the node as a whole.
+        figure: as in `sgpu.metrics.names`.
+        label: what it is, in words.
+        unit: "%", "bytes", "bytes/s", "W" or "°C".
+        series: its `steps` are seconds since the run was created.
+        now: the last value in words, with what there is in all where that is known.
+        highest: in words.
+    """
+
+    node: int
+    rank: int | None
+    figure: str
+    label: str
+    unit: str
+    series: Series
+    now: str
+    highest: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """A part of the time ledger; `share` is of all rank seconds."""
 
@@ -160,6 +184,7 @@ class Snapshot:
         series: by name; rank 0's under their own names, those of others as `rank<k>/<name>`.
         earlier_happenings: how many events are in the file but no longer in `happenings`.
         machines: in order; empty where the run is on one node.
+        usage: what nodes, processes and GPUs take, by node; a node's own figures before those of its ranks.
         logs: the failing rank first, then by rank.
         note: what is wrong with the view itself, or "".
     """
@@ -189,6 +214,7 @@ class Snapshot:
     happenings: tuple[Happening, ...] = ()
     earlier_happenings: int = 0
     machines: tuple[Machine, ...] = ()
+    usage: tuple[Usage, ...] = ()
     logs: tuple[LogTail, ...] = ()
     failure: Failure | None = None
     tracking: TrackingLink | None = None

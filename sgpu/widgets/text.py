@@ -13,6 +13,7 @@ from sgpu.widgets.words import STATE_WORDS, count, percent, plain, plural, rate,
 _HAPPENINGS_SHOWN = 15
 _LOG_LINES_SHOWN = 12
 _METRICS_SHOWN = 20
+_USAGE_LINES_SHOWN = 24
 _PROGRESS_SECONDS = 5.0
 _PROGRESS_SHARE = 0.02  # of the elapsed time, so that a day's run is told in some hundred lines
 _LINES_A_REFRESH = 12
@@ -73,6 +74,7 @@ def _sections(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.goodput is not None:
         yield from goodput_lines(snapshot.goodput)
     yield from (machine_line(machine) for machine in snapshot.machines)
+    yield from usage_lines(snapshot)
     own = [series for series in snapshot.series.values() if series.rank == 0]
     if own:
         more = f", and {count(len(own) - _METRICS_SHOWN)} more" if len(own) > _METRICS_SHOWN else ""
@@ -88,6 +90,22 @@ def _sections(snapshot: Snapshot) -> Iterator[str]:
     if snapshot.note:
         yield f"note: {snapshot.note}"
     yield f"folder: {snapshot.folder}"
+
+
+def usage_lines(snapshot: Snapshot) -> list[str]:
+    """`node 0: CPU 93 %, memory 3.1 GB of 8.0 GB, …`, then a line a rank; of many, the first."""
+    places: dict[tuple[int, int | None], list[str]] = {}
+    for one in snapshot.usage:
+        places.setdefault((one.node, one.rank), []).append(f"{one.label} {one.now}")
+    if not places:
+        return []
+    lines = [
+        (f"  node {node}: " if rank is None else f"    rank {rank}: ") + ", ".join(words)
+        for (node, rank), words in places.items()
+    ]
+    more = len(lines) - _USAGE_LINES_SHOWN
+    rest = [f"  … and {plural(more, 'more line', 'more lines')}"] if more > 0 else []
+    return ["machines" + (", at the last look:" if snapshot.final else ":"), *lines[:_USAGE_LINES_SHOWN], *rest]
 
 
 def _happenings(snapshot: Snapshot) -> Iterator[str]:

@@ -37,6 +37,7 @@ def test_an_unknown_name_is_an_attribute_error(module: str) -> None:
 def test_metric_names() -> None:
     assert {name: built_in.unit for name, built_in in names.BUILT_IN.items()} == LISTS["metrics"], HINT
     assert {name: built_in.unit for name, built_in in names.SYSTEM.items()} == LISTS["system metrics"], HINT
+    assert {name: built_in.unit for name, built_in in names.NODE.items()} == LISTS["node metrics"], HINT
 
 
 def test_settings() -> None:

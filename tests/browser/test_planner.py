@@ -32,15 +32,15 @@ def test_sliders_move_figures_and_charts_and_a_picture_stays(notebook: Callable[
     one = notebook("plan", [PLAN, WAIT], height=1150, width=1360)
     one.run_all()
     page = one.page
-    page.locator(".sgpu-plan-chart-body canvas").first.wait_for()
+    page.locator(".sgpu-plot canvas").first.wait_for()
     assert page.locator(".sgpu-name").inner_text() == "1,024 GPUs for 30 days"
     before = page.locator(".sgpu-figure-value").first.inner_text()
-    label = page.locator(".sgpu-plan-chart-body").first.get_attribute("aria-label")
+    label = page.locator(".sgpu-plot").first.get_attribute("aria-label")
     page.get_by_role("slider", name="GPUs", exact=True).focus()
     page.keyboard.press("End")  # heard while the next cell keeps the kernel busy
     page.locator(".sgpu-name", has_text="65,536 GPUs for 30 days").wait_for()
     assert page.locator(".sgpu-figure-value").first.inner_text() != before
-    assert page.locator(".sgpu-plan-chart-body").first.get_attribute("aria-label") != label
+    assert page.locator(".sgpu-plot").first.get_attribute("aria-label") != label
     page.locator(".jp-OutputArea-output", has_text="seen 65536").wait_for()
     page.get_by_label("price, exactly").fill("2.5")
     page.keyboard.press("Enter")
@@ -70,7 +70,7 @@ def test_a_narrow_dark_window_and_the_keyboard(notebook: Callable[..., Any], lab
     one = notebook("plan-dark", [PLAN], width=640, height=2000)
     one.run_all()
     page = one.page
-    page.locator(".sgpu-run.sgpu-dark .sgpu-plan-chart-body canvas").first.wait_for()
+    page.locator(".sgpu-run.sgpu-dark .sgpu-plot canvas").first.wait_for()
     assert fits(page), "the view is wider than its cell"
     page.get_by_role("slider", name="GPUs", exact=True).focus()
     page.keyboard.press("Home")

@@ -80,7 +80,7 @@ def test_a_run_is_shown_live_and_stays_as_a_picture(notebook: Callable[..., Any]
     )
     assert label.get_attribute("aria-label") != before
     assert page.locator(".sgpu-chart canvas").first.evaluate("canvas => canvas.toDataURL()") != pixels
-    assert page.locator(".sgpu-chart").count() == 5
+    assert page.locator(".sgpu-chart-title").count() == 5
     page.locator(".sgpu-facts", has_text="1 restart").wait_for()
     page.locator(".sgpu-part-restart").first.wait_for()
     page.wait_for_function("Number(document.querySelector('.sgpu-steps').textContent.match(/step ([\\d,]+)/)[1]) > 220")
@@ -95,6 +95,14 @@ def test_a_run_is_shown_live_and_stays_as_a_picture(notebook: Callable[..., Any]
     page.get_by_role("searchbox", name="Search").fill("segmentation")
     page.wait_for_function("document.querySelector('.sgpu-log').textContent.split('\\n').length === 1")
     one.shot("live-logs", shots)
+    page.locator(".sgpu-run").get_by_role("tab", name="Machines").click()
+    page.locator(".sgpu-usage-chart canvas").nth(9).wait_for()
+    busy = page.locator(".sgpu-usage-chart", has_text="GPU busy")
+    assert re.fullmatch(r"(rank [01] \d+ % · highest \d+ %\s*){2}", busy.locator(".sgpu-legend").inner_text())
+    label = busy.locator(".sgpu-plot").get_attribute("aria-label")
+    assert re.match(r"GPU busy over the time of the run. rank 0, \d+ %, highest \d+ %; rank 1, ", label)
+    assert page.locator(".sgpu-usage-chart", has_text="memory").nth(1).inner_text().count("of 1.1 TB") == 1
+    one.shot_of_view("machines-light", shots)
 
     picture = page.locator(".jp-OutputArea .sgpu-static img[alt^='charts']")
     picture.wait_for()
@@ -178,6 +186,9 @@ def test_keyboard_alone_in_a_narrow_dark_window_with_a_hostile_run(
     assert page.evaluate("document.activeElement.textContent") == "Events"
     assert page.locator(".sgpu-events").is_visible()
     page.keyboard.press("End")
+    assert page.locator(".sgpu-usage-chart canvas").first.is_visible()
+    one.shot("machines-dark-narrow", shots)
+    page.keyboard.press("ArrowLeft")
     assert page.locator(".sgpu-log").is_visible()
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid", "the focus cannot be seen"

@@ -8,7 +8,7 @@ import pytest
 
 from sgpu.contract.clock import SystemClock
 from sgpu.contract.errors import SgpuError
-from sgpu.metrics import machine, names
+from sgpu.metrics import gpus, machine, names
 from sgpu.metrics.delivery import Delivery
 from sgpu.metrics.forwarding import Forwarder
 from sgpu.metrics.progress import Point
@@ -98,9 +98,7 @@ class ScriptedSignals:
 def forwarder_of(
     run: HandMadeRun, server: ScriptedServer, *, waits: int = 50, parent: Parent | None = None
 ) -> Forwarder:
-    sampler = machine.Sampler(
-        lambda: [], ranks=range(1), created_seconds=0, period_seconds=3600, open_gpus=machine.NoGpus
-    )
+    sampler = machine.Sampler(lambda: [], ranks=range(1), created_seconds=0, period_seconds=3600, open_gpus=gpus.NoGpus)
     return Forwarder(
         run.dir, world_size=run.world_size, writer=server, sampler=sampler, parent=parent or Parent(None),
         signals=ScriptedSignals(waits), clock=SystemClock(), drain_seconds=30,

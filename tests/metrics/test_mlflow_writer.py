@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import pathlib
 import subprocess
 import sys
@@ -78,7 +79,9 @@ def test_a_refused_value_loses_itself_alone(make_run: MakeRun, server: MlflowSer
     assert run.values("fine") == {30: 2.0}
 
 
-def test_many_points_come_back_thinned(make_run: MakeRun, server: MlflowServer, writer_of: WriterOf) -> None:
+def test_many_points_come_back_thinned(
+    make_run: MakeRun, server: MlflowServer, writer_of: WriterOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make_run(server.url, world_size=1)
     recorder = Recorder(run.dir, rank=0, generation=0)
     for step in range(1, 3001):
@@ -94,6 +97,14 @@ def test_many_points_come_back_thinned(make_run: MakeRun, server: MlflowServer, 
     both = dict(mlflow_reader.histories(run.uri, run.link.run_id, most_points=100))
     assert set(both) == {"loss", "acc"}
     assert both["loss"] == thinned
+    monkeypatch.setattr(mlflow_reader, "_LONG_STEPS", 1000)
+    told = list(mlflow_reader.histories(run.uri, run.link.run_id, most_points=100))
+    assert {key for key, _ in told[:2]} == {key for key, _ in told[2:]} == {"loss", "acc"}
+    assert dict(told[2:])["loss"] == both["loss"]
+    outline = dict(told[:2])["loss"]
+    assert (outline[0].step, outline[-1]) == (1, thinned[-1])
+    assert 8 <= len(outline) <= 17
+    assert max(after.step - before.step for before, after in itertools.pairwise(outline)) <= 3000 // 8 + 1
     with pytest.raises(SgpuError, match="cannot read MLflow"):
         list(mlflow_reader.histories(run.uri, "0" * 32, most_points=100))
 

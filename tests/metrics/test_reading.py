@@ -20,7 +20,7 @@ from sgpu.contract.errors import SgpuError
 from sgpu.contract.heartbeat import Category, Page
 from sgpu.contract.process import ProcessId, this_process
 from sgpu.contract.rundir import RunDir
-from sgpu.metrics import derive, facts, keepsakes, ledger, machine, mlflow_reader, names, store
+from sgpu.metrics import derive, facts, gpus, keepsakes, ledger, machine, mlflow_reader, names, store
 from sgpu.metrics.progress import Point, Position, Progress
 from sgpu.metrics.recorder import Recorder
 from sgpu.metrics.spool import read_chunk, read_spool, series
@@ -172,6 +172,8 @@ def test_goodput_by_step_gives_each_step_its_last_value(run: RunDir) -> None:
 class ScriptedNvml:
     """The part of nvidia-ml-py that is used; GPU 1 does not tell its power."""
 
+    NVML_TEMPERATURE_GPU = 0
+
     class NVMLError(Exception):
         pass
 
@@ -191,7 +193,7 @@ class ScriptedNvml:
         return {"GPU-b": 2}[name]
 
     def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
-        return SimpleNamespace(used=handle * 2**30)
+        return SimpleNamespace(used=handle * 2**30, total=80 * 2**30)
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:
         return SimpleNamespace(gpu=10 * handle)
@@ -201,21 +203,30 @@ class ScriptedNvml:
             raise self.NVMLError
         return 350_000
 
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        assert sensor == self.NVML_TEMPERATURE_GPU
+        return 60 + handle
+
+
+def told_of(handle: int) -> dict[str, float]:
+    told = {"gpu_percent": 10.0 * handle, "gpu_celsius": 60.0 + handle}
+    return told | {"gpu_memory_bytes": handle * 2.0**30, "gpu_memory_total_bytes": 80 * 2.0**30}
+
 
 @pytest.mark.parametrize(
     ("visible", "local_rank", "told"),
     [
-        (None, 0, {"gpu_memory_bytes": 0.0, "gpu_percent": 0.0, "gpu_watts": 350.0}),
-        (None, 1, {"gpu_memory_bytes": 2.0**30, "gpu_percent": 10.0}),
-        ("3,GPU-b", 0, {"gpu_memory_bytes": 3 * 2.0**30, "gpu_percent": 30.0, "gpu_watts": 350.0}),
-        ("3,GPU-b", 1, {"gpu_memory_bytes": 2 * 2.0**30, "gpu_percent": 20.0, "gpu_watts": 350.0}),
+        (None, 0, told_of(0) | {"gpu_watts": 350.0}),
+        (None, 1, told_of(1)),
+        ("3,GPU-b", 0, told_of(3) | {"gpu_watts": 350.0}),
+        ("3,GPU-b", 1, told_of(2) | {"gpu_watts": 350.0}),
         ("3,GPU-b", 2, {}),
         (None, 9, {}),
     ],
 )
 def test_figures_of_the_gpu_that_a_rank_sees(visible: str | None, local_rank: int, told: dict[str, float]) -> None:
-    assert machine.NvmlGpus(ScriptedNvml(), visible).read(local_rank) == told
-    assert set(told) <= set(names.SYSTEM)
+    assert gpus.NvmlGpus(ScriptedNvml(), visible).read(local_rank) == told
+    assert set(told) <= {*names.SYSTEM, "gpu_memory_total_bytes"}
 
 
 def test_where_the_driver_does_not_answer_there_are_no_gpus(
@@ -226,7 +237,7 @@ def test_where_the_driver_does_not_answer_there_are_no_gpus(
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "pynvml", raising=False)
-    assert isinstance(machine.find_gpus(None), machine.NoGpus)
+    assert isinstance(gpus.find_gpus(None), gpus.NoGpus)
     monkeypatch.delitem(sys.modules, "pynvml")
 
 
@@ -238,17 +249,17 @@ def test_a_sample_of_each_rank_that_runs(run: RunDir) -> None:
             page.slot(rank).start(0, pid=pid)
         page.slot(2).finish()
         sampler = machine.Sampler(
-            page.beats, ranks=range(0, 4), created_seconds=100, period_seconds=60, open_gpus=machine.NoGpus
+            page.beats, ranks=range(0, 4), created_seconds=100, period_seconds=60, open_gpus=gpus.NoGpus
         )
-        first = {p.key for p in sampler.sample(machine.NoGpus(), 105.5)}
+        first = {p.key for p in sampler.sample(gpus.NoGpus(), 105.5).points()}
         assert first == {"system/rank0/rss_bytes", "system/rank1/rss_bytes"}, "a CPU share needs two looks"
-        second = sampler.sample(machine.NoGpus(), 110.5)
+        second = sampler.sample(gpus.NoGpus(), 110.5).points()
         assert {p.key for p in second} == first | {"system/rank0/cpu_percent", "system/rank1/cpu_percent"}
         assert {p.step for p in second} == {10}
     finally:
         busy.kill()
         busy.wait()
-    assert {p.key.split("/")[1] for p in sampler.sample(machine.NoGpus(), 116)} == {"rank0"}, "the dead one is left out"
+    assert set(sampler.sample(gpus.NoGpus(), 116).ranks) == {0}, "the dead one is left out"
     page.close()
 
 

@@ -279,9 +279,14 @@ def test_the_names_are_these() -> None:
         "ledger/restoring_seconds", "ledger/starting_seconds", "recomputed_steps", "recovery_seconds",
         "restarts", "restore_seconds", "step_seconds",
     ]  # fmt: skip
-    assert sorted(names.SYSTEM) == ["cpu_percent", "gpu_memory_bytes", "gpu_percent", "gpu_watts", "rss_bytes"]
+    assert sorted(names.SYSTEM) == [
+        "cpu_percent", "gpu_celsius", "gpu_memory_bytes", "gpu_percent", "gpu_watts", "rss_bytes",
+    ]  # fmt: skip
+    assert sorted(names.NODE) == [
+        "cpu_percent", "disk_bytes", "memory_bytes", "network_in_bytes_per_second", "network_out_bytes_per_second",
+    ]  # fmt: skip
     documented = (ROOT / "docs" / "metrics.md").read_text()
-    for name, told in {**names.BUILT_IN, **names.SYSTEM}.items():
+    for name, told in [*names.BUILT_IN.items(), *names.SYSTEM.items(), *names.NODE.items()]:
         assert f"`{name}`" in documented or f"/{name}`" in documented, f"{name} is not in docs/metrics.md"
         assert told.meaning in documented, f"{name}: {told.meaning}"
 

@@ -101,6 +101,25 @@ class Writer:
                 note = HOSTILE if self.hostile else "evaluated"
                 self.log(generation, rank, f"\nrank {rank}: step {step} {note} loss {loss:.3f}\n".encode())
 
+    def machine(self, step: int) -> None:
+        """What two GPUs of 80 GB would tell, each step a second."""
+        waves = [math.sin(step / 9 + rank) for rank in range(RANKS)]
+        ranks = {
+            str(rank): {
+                "gpu_percent": 93.0 + round(6 * wave), "gpu_memory_bytes": 61e9 + 2e9 * wave,
+                "gpu_memory_total_bytes": 80e9, "gpu_celsius": 62.0 + round(step / self.total * 9 + rank),
+                "gpu_watts": 560 + 90 * wave, "cpu_percent": 99 + 8 * wave, "rss_bytes": 3.1e9 + step * 1e6,
+            }
+            for rank, wave in enumerate(waves)
+        }  # fmt: skip
+        node = {
+            "cpu_percent": 24 + 5 * waves[0], "memory_bytes": 212e9 + 9e9 * waves[0], "memory_total_bytes": 1.08e12,
+            "disk_bytes": 1.9e12 + 1e8 * step, "disk_total_bytes": 7.6e12,
+            "network_in_bytes_per_second": 310e6 + 120e6 * waves[1], "network_out_bytes_per_second": 42e6,
+        }  # fmt: skip
+        record = {"time": self.started + step, "second": step, "node": node, "ranks": ranks}
+        records.append(self.run.machine(0), record)
+
     def checkpoint(self, generation: int, step: int) -> None:
         for slot in self.slots:
             slot.account(Category.CHECKPOINT)
@@ -122,6 +141,7 @@ class Writer:
                 self.checkpoint(generation, step)
             if step % 5 == 0:
                 self.status("RUNNING", generation, step)
+                self.machine(step)
             for slot in self.slots:
                 slot.account(Category.DATA)
             time.sleep(pause * 0.06)

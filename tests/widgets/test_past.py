@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import pathlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -158,8 +159,44 @@ def test_points_before_are_thinned_with_the_rest() -> None:
     for step in range(5000, 6000):
         buffer.put(step, 1.0)
     assert buffer.put_before([(step, 50.0 if step == 777 else 0.0) for step in range(5500)])
-    assert not buffer.put_before([(0, 9.0)])
+    assert not buffer.put_before([(5000, 9.0)])
     series = buffer.series()
     assert len(series.steps) <= 1000
     assert (series.steps[0], series.steps[-1]) == (0, 5999)
     assert max(value for value in series.values if value is not None) == 50.0
+
+
+def test_a_few_points_first_give_way_to_all_of_them() -> None:
+    buffer = Buffer("loss", 0)
+    for step in range(100, 103):
+        buffer.put(step, 1.0)
+    buffer.put_before([(0, 5.0), (50, math.nan)])
+    outline = buffer.series()
+    assert (outline.steps, outline.logged) == ((0, 50, 100, 101, 102), 5)
+    buffer.put_before([(step, math.inf if step == 7 else 2.0) for step in range(100)])
+    whole = buffer.series()
+    assert (whole.steps, whole.logged) == (tuple(range(103)), 103)
+    assert whole.note == "1 value is not finite (infinity at step 7)"
+    assert whole.values[0] == 2.0
+    assert whole.version > outline.version
+
+
+def test_charts_reach_from_end_to_end_before_the_server_has_read_everything(
+    cut: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = threading.Event()
+
+    def outlined(_uri: str, _run_id: str, *, most_points: int) -> Iterator[tuple[str, list[MetricPoint]]]:
+        for every in (STEPS // 8, 30):
+            yield "loss", [MetricPoint(step=s, value=float(s), time_seconds=float(s)) for s in range(0, STEPS, every)]
+            assert drawn.wait(60)
+
+    monkeypatch.setattr(mlflow_reader, "histories", outlined)
+    spools = Spools(cut.dir, 1, Past(cut.dir))
+    while "loss" not in spools.series() or spools.series()["loss"].steps[0]:
+        spools.refresh()
+    assert not spools.caught_up
+    assert sum(step < CUT for step in spools.series()["loss"].steps) == 6
+    drawn.set()
+    refreshed(spools)
+    assert sum(step < CUT for step in spools.series()["loss"].steps) > 100

@@ -7,11 +7,13 @@ import { NodeTable } from "./nodes.js";
 import { ResumeButton } from "./resume.js";
 import { StopButton } from "./stop.js";
 import { Tabs } from "./tabs.js";
+import { UsagePanel } from "./usage.js";
 
 const SIGNS = { STARTING: "◌", RUNNING: "●", RESTARTING: "↻", SUCCEEDED: "✓", FAILED: "✕", CANCELLED: "■", PREEMPTED: "■", LOST: "✕" };
 const LEVEL_SIGNS = { detail: "·", info: "•", good: "✓", warning: "▲", error: "✕" };
 
 const NODES = 3;
+const MACHINES = 4;
 
 export class RunPanel {
   constructor(store, parent) {
@@ -20,6 +22,7 @@ export class RunPanel {
     this.resume = new ResumeButton(store);
     this.nodes = new NodeTable();
     this.charts = new Charts();
+    this.usage = new UsagePanel(store);
     this.logs = new LogPanel(store);
     this.drawn = {};
     this.buildHead();
@@ -31,11 +34,13 @@ export class RunPanel {
       { title: "Events", element: h("div", {}, this.events, this.earlier) },
       { title: "Logs", element: this.logs.element },
       { title: "Nodes", element: this.nodes.element },
+      { title: "Machines", element: this.usage.element },
     ]);
     this.tabs.offer(NODES, false);
-    this.frame = new Frame(parent, "sgpu-live", h("div", {}, this.head, this.failure, this.tabs.element), () => this.charts.redraw());
+    this.tabs.offer(MACHINES, false);
+    this.frame = new Frame(parent, "sgpu-live", h("div", {}, this.head, this.failure, this.tabs.element), () => this.redraw());
     this.forget = store.listen((changed) => this.update(changed));
-    this.update(new Set(["head", "marks", "series", "events", "log"]));
+    this.update(new Set(["head", "marks", "series", "usage", "events", "log"]));
   }
 
   buildHead() {
@@ -74,6 +79,7 @@ export class RunPanel {
     if (!head) return;
     if (changed.has("head")) this.updateHead(head);
     if (changed.has("series") || changed.has("marks")) this.charts.update(this.store.series, this.store.marks);
+    if (changed.has("usage")) this.usage.update(this.store.usage);
     if (changed.has("events")) this.updateEvents(this.store.events);
     if (changed.has("log") || changed.has("head")) this.logs.update();
   }
@@ -104,6 +110,10 @@ export class RunPanel {
     this.once("machines", head.machines, (machines) => {
       this.tabs.offer(NODES, machines.length > 0);
       this.nodes.update(machines);
+    });
+    this.once("usage nodes", head.usage_nodes, (nodes) => {
+      this.tabs.offer(MACHINES, nodes.length > 0);
+      this.usage.offer(nodes);
     });
     this.stop.update();
     this.resume.update();
@@ -170,10 +180,16 @@ export class RunPanel {
         h("span", { class: "sgpu-event-text" }, event.text))));
   }
 
+  redraw() {
+    this.charts.redraw();
+    this.usage.redraw();
+  }
+
   remove() {
     this.forget();
     this.stop.remove();
     this.charts.remove();
+    this.usage.remove();
     this.frame.remove();
   }
 }

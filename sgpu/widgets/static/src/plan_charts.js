@@ -1,56 +1,12 @@
 // The planner's two charts: goodput against the interval, and failures over the days with their band.
-import uPlot from "uplot";
 import { h } from "./dom.js";
+import { Plot } from "./plot.js";
 
-const HEIGHT = 190;
 const MARKS = { best: "▲", chosen: "●" };
 const NICE = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400, 604800, 2592000, 31536000];
 const time = (seconds) => (seconds < 60 ? `${seconds} s` : seconds < 3600 ? `${seconds / 60} min` : seconds < 86400 ? `${seconds / 3600} h` : `${+(seconds / 86400).toFixed(1)} d`);
 
-class PlanChart {
-  constructor(title) {
-    this.body = h("div", { class: "sgpu-plan-chart-body", role: "img" });
-    this.legend = h("div", { class: "sgpu-quiet sgpu-legend" });
-    this.element = h("div", { class: "sgpu-chart" }, h("div", { class: "sgpu-chart-name" }, title), this.body, this.legend);
-    this.sizes = new ResizeObserver(() => this.resize());
-    this.sizes.observe(this.body);
-  }
-
-  colour(name) {
-    return () => getComputedStyle(this.element).getPropertyValue(name).trim() || "#888";
-  }
-
-  axis(more) {
-    return { stroke: this.colour("--sgpu-quiet"), grid: { stroke: this.colour("--sgpu-line"), width: 1 }, ticks: { show: false }, font: "11px system-ui, sans-serif", ...more };
-  }
-
-  common() {
-    return { width: this.body.clientWidth, height: HEIGHT, padding: [12, 12, 0, 0], legend: { show: false }, cursor: { show: false } };
-  }
-
-  show(data) {
-    this.data = data;
-    if (this.plot) this.plot.setData(data);
-    else if (this.body.clientWidth > 0) this.plot = new uPlot(this.options(), data, this.body);
-  }
-
-  resize() {
-    if (!this.body.clientWidth || !this.data) return;
-    if (!this.plot) this.show(this.data);
-    else if (this.plot.width !== this.body.clientWidth) this.plot.setSize({ width: this.body.clientWidth, height: HEIGHT });
-  }
-
-  redraw() {
-    this.plot?.redraw(false, true);
-  }
-
-  remove() {
-    this.sizes.disconnect();
-    this.plot?.destroy();
-  }
-}
-
-export class CurveChart extends PlanChart {
+export class CurveChart extends Plot {
   constructor() {
     super("Goodput (%) by checkpoint interval");
   }
@@ -104,7 +60,7 @@ export class CurveChart extends PlanChart {
   }
 }
 
-export class SpreadChart extends PlanChart {
+export class SpreadChart extends Plot {
   constructor() {
     super("Failures over the days");
   }

@@ -2,7 +2,7 @@
 import { Channel } from "./channel.js";
 
 const MAX_EVENTS = 500;
-const ALL = ["head", "marks", "series", "events", "log"];
+const ALL = ["head", "marks", "series", "usage", "events", "log"];
 
 export class Store {
   constructor(model) {
@@ -20,6 +20,7 @@ export class Store {
     this.head = null;
     this.marks = [];
     this.series = new Map();
+    this.usage = new Map();
     this.events = [];
     this.log = null;
   }
@@ -47,23 +48,12 @@ export class Store {
     this.number = message.number;
     if (message.head) this.head = message.head;
     if (message.marks) this.marks = message.marks;
-    for (const points of message.series ?? []) this.takePoints(points);
+    for (const points of message.series ?? []) takePoints(this.series, points);
+    for (const points of message.usage ?? []) takePoints(this.usage, points);
     if (message.events) this.events = this.events.concat(message.events).slice(-MAX_EVENTS);
     if (message.log) this.takeLines(message.log);
     const changed = new Set(message.full ? ALL : ALL.filter((part) => part in message));
     for (const listener of this.listeners) listener(changed);
-  }
-
-  takePoints({ name, keep, steps, values, latest, note }) {
-    const old = this.series.get(name);
-    const kept = old && keep ? old : { steps: [], values: [] };
-    this.series.set(name, {
-      name,
-      steps: kept.steps.slice(0, keep).concat(steps),
-      values: kept.values.slice(0, keep).concat(values),
-      latest,
-      note,
-    });
   }
 
   takeLines(log) {
@@ -71,4 +61,10 @@ export class Store {
     const kept = old.lines.slice(Math.max(0, log.first - old.first), Math.max(0, log.from - old.first));
     this.log = { ...log, lines: kept.concat(log.lines) };
   }
+}
+
+function takePoints(series, { keep, steps, values, ...told }) {
+  const old = series.get(told.name);
+  const kept = old && keep ? old : { steps: [], values: [] };
+  series.set(told.name, { ...told, steps: kept.steps.slice(0, keep).concat(steps), values: kept.values.slice(0, keep).concat(values) });
 }
