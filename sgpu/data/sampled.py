@@ -24,6 +24,7 @@ class Sampled:
         self.asked, self.seed = seed, seed_of(seed)
         self.epoch, self.ended = 0, False
         self._start = self._done = 0
+        self._told = self._epochs()
 
     settles = False
     counted_by_torch = True
@@ -38,7 +39,16 @@ class Sampled:
         return None
 
     def rewind(self) -> None:
+        if (told := self._epochs()) != self._told:  # the user told the sampler itself
+            self._told = told
+            self.set_epoch(max(told.values()))
         self._done, self.ended = self._start, False
+
+    def _epochs(self) -> dict[int, int]:
+        """What samplers that are told of epochs were told last."""
+        parts = enumerate((self.sampler, getattr(self.sampler, "sampler", None)))
+        told = {place: getattr(part, "epoch", None) for place, part in parts if hasattr(part, "set_epoch")}
+        return {place: epoch for place, epoch in told.items() if isinstance(epoch, int)}
 
     def begin(self) -> None:
         self.rewind()
@@ -49,6 +59,7 @@ class Sampled:
             tell = getattr(part, "set_epoch", None)
             if callable(tell):
                 tell(self.epoch)
+        self._told = self._epochs()
         stem = mix(self.seed, self.epoch, runtime.rank())
         serial, before = 0, None
         for number, picked in enumerate(_OwnDraws(self.sampler, (self.seed, self.epoch)).iterate()):
