@@ -36,7 +36,7 @@ def no_process_left() -> Iterator[None]:
     before = _family()
     yield
     left = [child for pid, child in _family().items() if pid not in before]
-    _, alive = psutil.wait_procs(left, timeout=5)
+    _, alive = psutil.wait_procs(left, timeout=30)  # on a busy machine, a run that has ended is still clearing up
     told = []
     for child in alive:
         try:

@@ -24,7 +24,8 @@ class Forwarder:
         self._command = [
             python, "-m", "sgpu.metrics.forwarder", str(run.root), "--parent-pid", str(os.getpid()),
         ]  # fmt: skip
-        self._environment = dict(environment)
+        # By the folder, what is left of it is found where the agent was killed: see leftovers.py.
+        self._environment = {**environment, "SGPU_RUN_DIR": str(run.root)}
         self._process: subprocess.Popen[bytes] | None = None
         self._code: int | None = None
         self._given_up = False

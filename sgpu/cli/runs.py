@@ -16,7 +16,7 @@ from sgpu import run as run_module
 from sgpu import settings
 from sgpu.cli import screen
 from sgpu.contract import process
-from sgpu.contract.errors import InputError, SgpuError
+from sgpu.contract.errors import CheckpointNotFoundError, InputError, SgpuError
 from sgpu.contract.exits import exit_code
 from sgpu.contract.rundir import RunDir, runs_folder
 from sgpu.run import Run
@@ -115,7 +115,12 @@ def resume(
 ) -> None:
     """Goes on with a run that ended without success, from its newest valid checkpoint or a chosen one."""
     former = Run.open(run_id)
-    run = former.resume(step)
+    try:
+        run = former.resume(step)
+    except CheckpointNotFoundError as error:
+        if step is None:
+            raise
+        raise InputError(str(error)) from error
     went = "goes on" if run.id == former.id else f"begins at step {step} of {former.id}"
     typer.echo(f"run {run.id} {went}; `sgpu logs {run.id}` shows what it prints")
     if not wait:

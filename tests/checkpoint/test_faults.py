@@ -12,7 +12,9 @@ import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, find_latest_valid
 from sgpu.checkpoint.stores.posix import PosixStore
+from sgpu.contract import records
 from sgpu.contract.errors import CheckpointSaveError
+from sgpu.contract.rundir import RunDir
 
 
 @pytest.mark.parametrize("how", ["raise", "warn"])
@@ -47,6 +49,22 @@ def test_a_failure_is_raised_by_the_next_save_and_by_close(tmp_path: pathlib.Pat
     with pytest.raises(CheckpointSaveError, match="step 3"):
         checkpointer.close()
     assert len(fired()) == 2
+
+
+def test_what_cannot_be_removed_is_told_once(tmp_path: pathlib.Path, arm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path / "run")
+    run.create()
+    monkeypatch.setenv("SGPU_RUN_DIR", str(run.root))
+    fired = arm("checkpoint.before_prune=errno:EIO")
+    with Checkpointer(CheckpointPolicy(str(tmp_path / "root"), keep_last=1), {"box": {"w": torch.zeros(9)}}) as saver:
+        for step in (1, 2, 3):
+            saver.save(step)
+            saver.wait()
+    assert len(fired()) >= 2
+    (warning,) = [event["message"] for event in records.read_all(run.events) if event["kind"] == "warning"]
+    assert "old checkpoints could not be removed from" in warning
+    assert "Input/output error" in warning
+    assert Catalog(tmp_path / "root").steps() == [1, 2, 3]
 
 
 @pytest.mark.parametrize(("action", "how"), [("exit:17", "exit code 17"), ("kill", "signal SIGKILL")])

@@ -213,6 +213,14 @@ def test_agent_runs_a_folder_to_success(make_run: Any) -> None:
     assert Run(run).result() == [42]
 
 
+def test_resume_from_a_step_that_was_not_saved_is_bad_input(sgpu: Any, make_run: Any) -> None:
+    make_run("20260101-000000-train-aaaaaa", state="FAILED")
+    told = sgpu("resume", "aaaaaa", "--step", "7")
+    assert told.exit_code == 2, told.output
+    assert "step 7" in told.stderr
+    assert told.stderr.count("\n") == 1
+
+
 def test_resume_and_wait_for_the_end(sgpu: Any, make_run: Any) -> None:
     """Also where the run was to end with the notebook that had called it, which is gone."""
     gone = {"pid": 2**22 + 1, "started": 1}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import sys
 import time
 
 import sgpu
 from sgpu import Run
+from sgpu.agent.forwarder import Forwarder
 from sgpu.contract.heartbeat import Page
 from sgpu.contract.process import ProcessId
 from sgpu.contract.rundir import RunDir
@@ -41,6 +43,23 @@ def test_lost_at_once_where_a_supervisor_was_there(home: pathlib.Path) -> None:
     GONE.write(run.agent)
     status = Run(run).status
     assert (status.state, status.step, status.restarts) == ("LOST", 7, 2)
+
+
+def test_what_writes_metrics_is_ended_where_its_agent_was_killed(home: pathlib.Path) -> None:
+    run = a_run(home)
+    GONE.write(run.agent)
+    program = home / "stand-in"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o700)
+    forwarder = Forwarder(run, python=str(program), environment=dict(os.environ))
+    forwarder.keep_running()
+    (pid,) = forwarder.pids()
+    Status(state="LOST", updated=time.time()).write(run)
+    try:
+        told = sgpu.cleanup()
+        assert f"process {pid} of run {run.id}, whose supervisor is gone: ended" in told
+    finally:
+        forwarder.finish(0.0, generation=0)
 
 
 def test_parts_of_files_are_cleaned_up(home: pathlib.Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from sgpu import settings
 from sgpu.checkpoint.keeping import retention
 from sgpu.checkpoint.stores import trouble
 from sgpu.checkpoint.stores.store import Store
@@ -21,9 +22,12 @@ from sgpu.checkpoint.writing.job import SaveJob
 from sgpu.checkpoint.writing.told import tell_done
 from sgpu.checkpoint.writing.write import WrittenFile, write_share
 from sgpu.contract.errors import CheckpointError, CheckpointSaveError
+from sgpu.contract.events import emit
 from sgpu.contract.failpoint import failpoint
+from sgpu.contract.rundir import RunDir
 
 log = logging.getLogger("sgpu.checkpoint")
+_told: set[str] = set()
 
 
 def finish(
@@ -103,4 +107,9 @@ def _prune(store: Store, job: SaveJob) -> None:
         ownership.note_seen(store, job.attempt)
         retention.prune_root(store, job.policy, {job.folder, *job.keep}, job.damaged, job.attempt)
     except (OSError, CheckpointError) as error:
-        log.warning("old checkpoints could not be removed from %s: %s", store.url, error)
+        message = f"old checkpoints could not be removed from {store.url}: {error}"
+        log.warning("%s", message)
+        root = settings.run_dir()
+        if root is not None and message not in _told:  # the same at each save is told once
+            _told.add(message)
+            emit(RunDir(root), "warning", generation=job.generation, message=message)
