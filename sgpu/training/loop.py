@@ -181,7 +181,7 @@ class TrainLoop:
     def _all_batches(self) -> Iterator[Any]:
         if self._done():
             self._position.restore_draws()  # the code after the loop may draw too
-            self._session.say(f"the run had finished at step {self._progress.step}; nothing is left to train")
+            self._saver.tell_finished()
         while not self._done():
             yield from self._epoch()
 

@@ -89,6 +89,15 @@ class Saver:
             )  # fmt: skip
         self._session.say(f"resumed from step {restored.step} ({restored.path}, {restored.seconds:.2f} s)")
 
+    def tell_finished(self) -> None:
+        """Nothing is left to train. Where a new run finds that, its checkpoints are another's: an event."""
+        step, restored, session = self._progress.step, self.restored, self._session
+        session.say(f"the run had finished at step {step}; nothing is left to train")
+        if session.rank == 0 and session.generation == 0 and restored is not None and restored.step == step:
+            told = f"nothing was trained: {restored.path} is of a training that had finished at step {step}. To go on "
+            told += "with it, raise epochs or max_steps; to train anew, name another folder of checkpoints"
+            session.emit("warning", message=told)
+
     def due(self) -> bool:
         """Whether the policy wants a checkpoint of the present step."""
         return self._cadence.due(self._progress.step, step_seconds=self._meter.mean_step_seconds)

@@ -25,6 +25,8 @@ from sgpu.worker.cpu import allow_nccl_names, separate_async_saves
 
 # Fails the same way each time, whatever machine it runs on. Errors of sgpu say it themselves.
 _UNRECOVERABLE = (ImportError, NameError, SyntaxError, NotImplementedError)
+# Of each end of an error's text.
+_TOLD_CHARACTERS = 10_000
 # What peers of a rank that ended see, by what torch's back-ends say (they raise plain RuntimeErrors).
 _COLLATERAL = (
     "connection closed by peer",
@@ -139,10 +141,18 @@ def _exception(error: BaseException, kind: Any, slot: Slot, *, rank: int, genera
     message = str(error)
     return Outcome(
         kind=kind, rank=rank, generation=generation, step=slot.read().step, exception=content,
-        exception_type=type(error).__qualname__, message=message, traceback=text,
+        exception_type=type(error).__qualname__, message=_cut(message), traceback=_cut(text),
         collateral=isinstance(error, (RuntimeError, OSError)) and any(mark in message.lower() for mark in _COLLATERAL),
         unrecoverable=isinstance(error, _UNRECOVERABLE) or (isinstance(error, SgpuError) and error.unrecoverable),
     )  # fmt: skip
+
+
+def _cut(text: str) -> str:
+    """Without the middle where it is long: status, events and the notebook carry it, and the log has it whole."""
+    left_out = len(text) - 2 * _TOLD_CHARACTERS
+    if left_out <= 0:
+        return text
+    return f"{text[:_TOLD_CHARACTERS]} ... ({left_out:,} characters: see the log) ... {text[-_TOLD_CHARACTERS:]}"
 
 
 def _user_traceback(error: BaseException) -> str:

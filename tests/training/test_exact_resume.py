@@ -21,7 +21,7 @@ from torch.utils.data import BatchSampler, Dataset, DistributedSampler, Iterable
 
 from sgpu import CheckpointPolicy, TrainLoop, seed_everything
 from sgpu.data import DataLoader, VolumeDataset
-from tests.training.looping import Average
+from tests.training.looping import Average, events
 
 Record = tuple[Any, ...]
 
@@ -279,9 +279,12 @@ def test_a_finished_run_says_so_and_trains_nothing(
     supervised()
     whole = train(case, tmp_path / "root", volume, seed=1)
     draws = torch.rand(3).tolist(), random.random()
-    supervised()
+    run, _ = supervised()
     again = train(case, tmp_path / "root", volume, seed=2)
     assert (torch.rand(3).tolist(), random.random()) == draws  # what comes after the loop draws the same, too
     assert again.records == []
     assert again.digest == whole.digest
     assert "the run had finished at step 6; nothing is left to train" in capsys.readouterr().out
+    (warning,) = events(run, "warning")
+    assert "of a training that had finished at step 6" in warning["message"]
+    assert "name another folder of checkpoints" in warning["message"]

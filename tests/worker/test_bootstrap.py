@@ -100,6 +100,17 @@ def test_an_exception_goes_whole_where_it_can(slot: Slot) -> None:
     assert "raise error" in outcome.traceback
 
 
+def test_a_text_of_millions_of_characters_is_told_by_its_ends(slot: Slot) -> None:
+    """Status, events and the notebook carry it; the exception itself goes whole."""
+    outcome = _outcome(ValueError("begin " + "x" * 3_000_000 + " end"), slot)
+    for told in (outcome.message, outcome.traceback):
+        assert len(told) < 30_000
+        assert "begin xxx" in told
+        assert told.endswith("xxx end")
+        assert "characters: see the log" in told
+    assert len(str(pickle.loads(outcome.exception))) == 3_000_010
+
+
 class _SaysMoreError(Exception):
     def __init__(self, code: int) -> None:
         super().__init__(f"failed with {code}")
