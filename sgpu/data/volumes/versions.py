@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import email.utils
+import zlib
 from typing import Any, NamedTuple
 
-from sgpu.data.order import mix
 from sgpu.data.volumes.entry import Entry
 
 Facts = dict[str, Any]
@@ -75,7 +75,7 @@ def stamp_of(facts: Facts) -> int:
     tag = next((str(facts[key]) for key in (*_TAGS, "md5Hash", "content_md5") if facts.get(key)), None)
     if tag is None:
         return int(seconds * _SECOND)
-    return int(seconds) * _SECOND + mix(*tag.encode()) % _SECOND
+    return int(seconds) * _SECOND + zlib.crc32(tag.encode()) % _SECOND
 
 
 def _seconds(told: Any) -> float:
