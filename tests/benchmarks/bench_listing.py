@@ -5,8 +5,8 @@ store that makes its answers up, as fsspec gives them. All in a process of its o
 look. `store_s` are CPU seconds of the bare questions (scandir and stat; fsspec's find); `list_s` those of the first
 listing, these and the file of the listing included; `wall_s` what it took; `bytes_a_file` is the listing's file, which
 all processes of a node map; `first_batch_s` is from the constructor of the data set to the first batch, the listing
-included; `worker_mb` is what a loader's worker holds for itself after 50 batches (its unique memory), and `peak_mb` the
-most that the process that lists has had.
+included; `worker_mb` is what a loader's worker has written for itself after 50 batches (the listing's pages belong to
+the kernel), and `peak_mb` the most that the process that lists has had.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _measure(volume: str) -> dict[str, Any]:
         for _ in range(min(_BATCHES, len(loader) - 1)):
             next(batches)
         workers = [child for child in psutil.Process().children() if "fetcher" not in " ".join(child.cmdline())]
-        held = max(worker.memory_full_info().uss for worker in workers)
+        held = max(sum(part.private_dirty for part in worker.memory_maps()) for worker in workers)
     cpu = time.process_time()
     asked = sum(1 for _ in _bare(volume))
     return {

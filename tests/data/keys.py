@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import urllib.request
 from typing import Any
 
 from fsspec.implementations.memory import MemoryFileSystem
@@ -61,3 +63,13 @@ def for_s3() -> dict[str, Any]:
     """The next key of those that there are; the last one stays."""
     name = s3_keys.pop(0) if len(s3_keys) > 1 else s3_keys[0]
     return {**s3_options, "key": name, "secret": {"key": "secret"}.get(name, name)}
+
+
+TOKEN_URL = "TESTS_TOKEN_URL"
+
+
+def from_server() -> dict[str, Any]:
+    """A token that a server issues, as for any process of the node."""
+    with urllib.request.urlopen(os.environ[TOKEN_URL]) as reply:
+        token = reply.read().decode()
+    return {"client_kwargs": {"headers": {"Authorization": f"Bearer {token}"}}}

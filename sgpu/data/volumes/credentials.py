@@ -55,5 +55,5 @@ def provider_of(name: str) -> Provider:
 def is_refused(problem: BaseException) -> bool:
     """Whether a store did not accept who asks: other credentials may help, and nothing else will."""
     if isinstance(problem, FileNotFoundError | IsADirectoryError | NotADirectoryError):
-        return False
+        return getattr(problem.__cause__, "status", None) in (401, 403)  # fsspec's client of HTTP finds nothing then
     return isinstance(problem, PermissionError) or _REFUSALS.search(f"{type(problem).__name__} {problem}") is not None
