@@ -161,11 +161,11 @@ class DistributedFunction:
     def _spec(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RunSpec:
         """Checks the call and freezes it."""
         plan.check_arguments(self._function, args, kwargs)
-        settings.health()  # refused here rather than by the agent, which acts on it
+        settings.check_agents()
         backend = registry.find(self._options.on)
         machine = backend.machine()
         world = plan.world_size(self._options.gpus, machine, self._options.restarts.min_gpus)
-        working_dir = os.getcwd()
+        working_dir = settings.working_dir()
         return RunSpec(
             id=new_run_id(self._name), name=self._name, created=time.time(), backend=backend.name,
             world_size=world, gpus_per_node=world // machine.nodes, accelerator="cuda" if machine.gpus else "cpu",

@@ -62,7 +62,20 @@ def _whole_number(name: str, default: int | None, least: int = 0) -> int | None:
 
 
 def home() -> pathlib.Path:
-    return pathlib.Path(os.environ.get("SGPU_HOME") or pathlib.Path.home() / ".sgpu").expanduser().absolute()
+    text = os.environ.get("SGPU_HOME") or "~/.sgpu"
+    try:
+        return pathlib.Path(text).expanduser().absolute()
+    except (RuntimeError, FileNotFoundError) as error:  # a user without a home, a working folder that is gone
+        raise InputError(f"no place for runs: {text!r} leads nowhere ({error}). Set SGPU_HOME to a full path") from None
+
+
+def working_dir() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise InputError(
+            "the working folder of this process was removed, so that workers cannot begin there: os.chdir(...) first"
+        ) from None
 
 
 def min_free_disk_bytes() -> int | None:
@@ -133,6 +146,12 @@ def health() -> Literal["act", "warn", "off"]:
     if value not in ("act", "warn", "off"):
         raise InputError(f'environment variable SGPU_HEALTH must be "act", "warn" or "off"; found {value!r}')
     return cast(Literal["act", "warn", "off"], value)
+
+
+def check_agents() -> None:
+    """Refuses, before anything starts, what agents would refuse when they read it."""
+    for read in (health, node_timeout_seconds, hang_floor_seconds, peer_bytes_per_second, preempt_seconds, notices):
+        read()
 
 
 def health_recorded() -> pathlib.Path | None:

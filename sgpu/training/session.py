@@ -152,7 +152,7 @@ def _make(run: RunDir, world_size: int) -> None:
         id=run.id, name=pathlib.Path(sys.argv[0]).stem or "local", created=time.time(), backend="none",
         world_size=world_size, gpus_per_node=world_size,
         accelerator="cuda" if runtime.device().type == "cuda" else "cpu",
-        seed=secrets.randbits(31), tracking=_tracking(), python=sys.executable, working_dir=os.getcwd(),
+        seed=secrets.randbits(31), tracking=_tracking(), python=sys.executable, working_dir=settings.working_dir(),
     ).write(run)  # fmt: skip
 
 

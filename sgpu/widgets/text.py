@@ -135,7 +135,8 @@ class TextView:
     fiftieth of the elapsed time later on.
     """
 
-    def __init__(self, stream: TextIO, *, clock: Clock | None = None) -> None:
+    def __init__(self, stream: TextIO | None, *, clock: Clock | None = None) -> None:
+        """`stream` is None where the process has no standard output: nothing is told then."""
         self._stream = stream
         self._clock = clock or SystemClock()
         self._next_number = 0
@@ -204,5 +205,8 @@ class TextView:
             self._checkpoints = []
 
     def _print(self, line: str) -> None:
-        self._stream.write(line + "\n")
+        if self._stream is None:
+            return
+        encoding = getattr(self._stream, "encoding", None) or "utf-8"  # streams of notebooks may have none
+        self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
         self._stream.flush()

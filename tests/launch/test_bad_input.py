@@ -263,18 +263,6 @@ def test_unwritable_checkpoint_folder_is_refused_first(home: pathlib.Path, tmp_p
     _nothing_was_made(home)
 
 
-@pytest.mark.parametrize("value", ["forever", "Stop", "0"])
-def test_settings_are_refused_by_name(value: str, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SGPU_ON_KERNEL_EXIT", value)
-    with pytest.raises(InputError, match=f"SGPU_ON_KERNEL_EXIT must be .*found '{value}'"):
-        distributed(gpus=1)(_train).submit(1)
-    monkeypatch.setenv("SGPU_ON_KERNEL_EXIT", "stop")
-    monkeypatch.setenv("SGPU_MAX_PAYLOAD_BYTES", "many")
-    with pytest.raises(InputError, match="SGPU_MAX_PAYLOAD_BYTES must be a whole number; found 'many'"):
-        distributed(gpus=1)(_train).submit(1)
-    _nothing_was_made(home)
-
-
 @pytest.mark.parametrize("reason", ["a file", "full"])
 def test_a_home_that_cannot_be_written_is_refused(
     reason: str, home: pathlib.Path, monkeypatch: pytest.MonkeyPatch

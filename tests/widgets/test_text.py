@@ -101,6 +101,18 @@ def test_a_flood_of_warnings_is_cut(run: Any, clock: Any) -> None:
     assert lines[-1] == "… and 388 more events, in events.jsonl"
 
 
+def test_a_terminal_of_ascii_gets_every_line(run: Any, clock: Any) -> None:
+    run.event("warning", message="2 × Größe …")
+    content = io.BytesIO()
+    stream = io.TextIOWrapper(content, encoding="ascii")
+    TextView(stream, clock=clock).show(Feed(run.dir, clock=clock).snapshot())
+    assert b"2 ? Gr??e ?" in content.getvalue()
+
+
+def test_a_process_without_output_is_told_nothing(run: Any, clock: Any) -> None:
+    TextView(None, clock=clock).finish(Feed(run.dir, clock=clock).snapshot())
+
+
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
