@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pathlib
 import pickle
+import re
+import shutil
 from typing import Any
 
 from sgpu.contract.errors import (
@@ -19,6 +22,11 @@ from sgpu.contract.errors import (
 from sgpu.contract.outcome import read_outcome
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import Status
+
+_FULL = ("No space left on device", "Disk quota exceeded")
+_FULL_BYTES = 1_000_000
+_ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)\b")  # a traceback's last line
+_TAIL_BYTES, _LONGEST = 65536, 300
 
 
 def result_of(run: RunDir, generation: int, rank: int) -> Any:
@@ -57,7 +65,7 @@ def error_of(run: RunDir, status: Status) -> BaseException:
         return RunCancelledError(f"run {run.id} {did} after step {status.step}; go on with run.resume()", **facts)
     if status.state == "LOST":
         return AgentLostError(
-            f"the supervisor of run {run.id} vanished after step {status.step}; see {run.agent_log}; "
+            f"the supervisor of run {run.id} vanished after step {status.step}; {why_lost(run)}; "
             "go on with run.resume()",
             **facts,
         )
@@ -72,6 +80,28 @@ def error_of(run: RunDir, status: Status) -> BaseException:
         loop.__cause__ = error
         return loop
     return error
+
+
+def why_lost(run: RunDir) -> str:
+    """What is known of the end of a run's supervisor, and where to look or what to do first."""
+    last = _last_line(run.agent_log)
+    free_bytes = shutil.disk_usage(run.root).free
+    if free_bytes < _FULL_BYTES or any(mark in last for mark in _FULL):
+        return (
+            f"the disk of {run.root} was full, and {free_bytes / 1e6:.0f} MB are free there now: make room before it "
+            f"goes on, or set SGPU_HOME to a folder elsewhere for new runs; its log: {run.agent_log}"
+        )
+    if _ERROR.match(last):
+        return f"its log, {run.agent_log}, ends with {last[:_LONGEST]!r}"
+    return f"see {run.agent_log}"
+
+
+def _last_line(log: pathlib.Path) -> str:
+    try:
+        lines = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace").split("\n")
+    except FileNotFoundError:
+        return ""
+    return next((line for line in reversed(lines) if line.strip()), "")
 
 
 def _root_error(run: RunDir, failure: dict[str, Any], facts: dict[str, Any]) -> BaseException:

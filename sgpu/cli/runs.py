@@ -19,6 +19,7 @@ from sgpu.contract import process
 from sgpu.contract.errors import CheckpointNotFoundError, InputError, SgpuError
 from sgpu.contract.exits import exit_code
 from sgpu.contract.rundir import RunDir, runs_folder
+from sgpu.endings import why_lost
 from sgpu.run import Run
 
 ID = typer.Argument(help="A run's id, the start or end of it where that is enough, or its folder.")
@@ -63,7 +64,7 @@ def show(run_id: str = ID) -> None:
     if status.failure is not None:
         typer.echo(f"cause: {_cause(status.failure)}")
     elif state == "LOST":
-        typer.echo(f"cause: its supervisor vanished; see {RunDir(pathlib.Path(run.path)).agent_log}")
+        typer.echo(f"cause: its supervisor vanished; {why_lost(RunDir(pathlib.Path(run.path)))}")
     if status.nodes:
         shown = screen.table("node", "state", "address", "ranks")
         for each in status.nodes:

@@ -9,12 +9,18 @@ import sys
 import typer
 
 from sgpu.contract.errors import InputError
+from sgpu.contract.exits import exit_code
 from sgpu.contract.rundir import RunDir
+from sgpu.contract.spec import read_spec
+from sgpu.contract.status import read_status
+from sgpu.launch import registry
 
 
 def agent(
     run_dir: pathlib.Path = typer.Argument(help="The run's folder, as the launcher made it."),
-    node: int = typer.Option(0, "--node", min=0, help="Of a run on several; the first, 0, controls it."),
+    node: int | None = typer.Option(
+        None, "--node", min=0, help="Of a run on several; the first, 0, controls it. Simulated ones: all, if not given."
+    ),
     address: str = typer.Option("", "--address", help="This node's IPv4 address; found out otherwise."),
 ) -> None:
     """Supervises a run on this node to its end: what a scheduler starts, once a node.
@@ -27,10 +33,20 @@ def agent(
     for needed in (run.spec, run.payload):
         if not needed.exists():
             raise InputError(f"no run at {run.root}: it has no {needed.name}; give the folder of a run")
+    spec = read_spec(run)
+    command = [sys.executable, "-m", "sgpu.agent", str(run.root), "--node", str(node or 0)]
+    if address:
+        command += ["--address", address]
+    elif node is None and spec.backend == "local" and spec.nodes > 1:
+        backend = registry.find(spec.backend)
+        command = backend.command(spec, run)
+        status = read_status(run)
+        if status is None or not status.final or exit_code(status).goes_on:
+            for other in range(1, spec.nodes + spec.spares):
+                backend.start_node(spec, run, other)
     sys.stdout.flush()
     # In place of this process, so that the scheduler's signals reach the supervisor.
-    where = ["--node", str(node), *(["--address", address] if address else [])]
-    os.execv(sys.executable, [sys.executable, "-m", "sgpu.agent", str(run.root), *where])
+    os.execv(command[0], command)
 
 
 def demo() -> None:

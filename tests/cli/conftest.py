@@ -41,13 +41,15 @@ def make_run(home: pathlib.Path) -> Callable[..., RunDir]:
         function: Any = None,
         checkpoints: str | None = None,
         world: int = 1,
+        nodes: int = 1,
         **fields: Any,
     ) -> RunDir:
         run = RunDir(runs_folder(home) / run_id)
         run.create()
         RunSpec(
-            id=run_id, name="train", created=CREATED, backend="local", world_size=world, gpus_per_node=world,
-            accelerator="cpu", seed=7, tracking=Tracking(uri=f"sqlite:///{home}/mlflow.db", experiment="test"),
+            id=run_id, name="train", created=CREATED, backend="local", world_size=world,
+            gpus_per_node=world // nodes, accelerator="cpu", seed=7,
+            tracking=Tracking(uri=f"sqlite:///{home}/mlflow.db", experiment="test"),
             python=sys.executable, working_dir=str(home), checkpoints=CheckpointPolicy(root=checkpoints),
             restarts=RestartPolicy(max_restarts=0), **fields,
         ).write(run)  # fmt: skip

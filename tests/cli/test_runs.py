@@ -12,7 +12,7 @@ import pytest
 
 from sgpu.contract.errors import InputError
 from sgpu.contract.outcome import read_outcome
-from sgpu.contract.status import read_status
+from sgpu.contract.status import Status, read_status
 from sgpu.run import Run
 
 
@@ -211,6 +211,27 @@ def test_agent_runs_a_folder_to_success(make_run: Any) -> None:
     assert status.state == "SUCCEEDED"
     assert outcome is not None
     assert Run(run).result() == [42]
+
+
+def test_agent_starts_all_simulated_nodes(make_run: Any) -> None:
+    """Also after such a run was preempted: nobody else would start the second one."""
+
+    def where() -> tuple[int, str]:
+        import os
+
+        return int(os.environ["GROUP_RANK"]), os.environ["MASTER_ADDR"]
+
+    run = make_run("20260101-000000-train-aaaaaa", state=None, function=where, world=2, nodes=2)
+    Status(state="PREEMPTED", updated=time.time()).write(run)
+    done = subprocess.run(
+        [*_command(), "agent", str(run.root)], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Run(run).result() == [(0, "127.0.0.2"), (1, "127.0.0.2")]
+    again = subprocess.run(
+        [*_command(), "agent", str(run.root)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (again.returncode, "nothing is left to do" in again.stdout) == (0, True)
 
 
 def test_resume_from_a_step_that_was_not_saved_is_bad_input(sgpu: Any, make_run: Any) -> None:

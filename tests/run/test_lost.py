@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import sys
 import time
+
+import pytest
 
 import sgpu
 from sgpu import Run
 from sgpu.agent.forwarder import Forwarder
+from sgpu.contract.errors import AgentLostError
 from sgpu.contract.heartbeat import Page
 from sgpu.contract.process import ProcessId
 from sgpu.contract.rundir import RunDir
@@ -43,6 +47,40 @@ def test_lost_at_once_where_a_supervisor_was_there(home: pathlib.Path) -> None:
     GONE.write(run.agent)
     status = Run(run).status
     assert (status.state, status.step, status.restarts) == ("LOST", 7, 2)
+
+
+@pytest.mark.parametrize(
+    ("log", "told"),
+    [
+        (
+            "Traceback\nOSError: [Errno 28] No space left on device: 'x'\n",
+            "was full, and .* MB are free there now: make",
+        ),
+        ("OSError: [Errno 122] Disk quota exceeded\n", "or set SGPU_HOME to a folder elsewhere"),
+        ("Traceback\nKeyError: 'x'\n\n", r"ends with \"KeyError: 'x'\""),
+        ("rank 0 says that something Error is here\n", "; see "),
+        (None, "; see "),
+    ],
+)
+def test_what_the_supervisors_log_tells_is_told(home: pathlib.Path, log: str | None, told: str) -> None:
+    run = a_run(home)
+    GONE.write(run.agent)
+    if log is not None:
+        run.agent_log.write_text(log)
+    with pytest.raises(AgentLostError, match=told) as caught:
+        Run(run).result(0)
+    assert str(run.agent_log) in str(caught.value)
+    assert str(caught.value).endswith("go on with run.resume()")
+
+
+def test_a_disk_that_is_full_is_told_where_not_even_the_log_could_be(
+    home: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(home)
+    GONE.write(run.agent)
+    monkeypatch.setattr("shutil.disk_usage", lambda _path: shutil._ntuple_diskusage(10**9, 10**9, 0))
+    with pytest.raises(AgentLostError, match="was full, and 0 MB are free"):
+        Run(run).result(0)
 
 
 def test_what_writes_metrics_is_ended_where_its_agent_was_killed(home: pathlib.Path) -> None:
