@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch.utils.data import IterableDataset
@@ -39,69 +40,71 @@ def check_dataset(dataset: Any, *, shuffle: bool | None) -> None:
         raise InputError("the data set is empty: expected at least one sample, found 0")
 
 
-def choose_pipeline(
-    dataset: Any,
-    batching: Batching,
-    *,
-    sampler: Any,
-    shuffle: bool,
-    seed: int | None,
-    one_to_one: bool | None,
-    files_at_a_time: int | None,
-    workers: int,
-    workers_live_on: bool,
-) -> Pipeline:
-    """The most exact kind that fits.
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What a user said of the order of samples, and of who makes them.
 
-    Args:
+    Attributes:
         sampler: the user's own, of batches (of samples where batching has no size); None: our order.
         seed: of our order; None: the volume's, or the run's, or 0.
         one_to_one: whether an iterable data set gives one sample for each file of the volume in it; None: assume so,
             and check it while running.
+    """
+
+    sampler: Any
+    shuffle: bool
+    seed: int | None
+    one_to_one: bool | None
+    files_at_a_time: int | None
+    workers: int
+    workers_live_on: bool
+
+
+def choose_pipeline(dataset: Any, batching: Batching, asked: Asked) -> Pipeline:
+    """The most exact kind that fits.
 
     Raises:
         InputError: one_to_one=True for a data set with no volume in it, or with several; evaluation or global
             batches of what has no order of ours.
     """
-    if files_at_a_time is None and one_to_one is None and sampler is None:
-        files_at_a_time = _told_by_its_parts(dataset)
-    _check_dealt(dataset, batching, sampler, False if files_at_a_time is not None else one_to_one)
-    if batching.whole is not None and (sampler is not None or files_at_a_time is not None):
-        raise _no_global_batches(dataset, "a sampler" if sampler is not None else "files_at_a_time")
-    if not isinstance(dataset, IterableDataset):
-        if files_at_a_time is not None:
-            _one_volume(dataset, [], files_at_a_time, one_to_one)
-        if sampler is not None:
-            return Sampled(dataset, batching, sampler=sampler, seed=seed)
-        return Planned(dataset, batching, volume=None, shuffle=shuffle, seed=seed)
+    if asked.files_at_a_time is None and asked.one_to_one is None and asked.sampler is None:
+        asked = replace(asked, files_at_a_time=_told_by_its_parts(dataset))
+    _check_dealt(dataset, batching, asked)
+    if batching.whole is not None and (asked.sampler is not None or asked.files_at_a_time is not None):
+        raise _no_global_batches(dataset, "a sampler" if asked.sampler is not None else "files_at_a_time")
+    if isinstance(dataset, IterableDataset):
+        return _of_iterable(dataset, batching, asked)
+    if asked.files_at_a_time is not None:
+        _one_volume(dataset, [], asked)
+    if asked.sampler is not None:
+        return Sampled(dataset, batching, sampler=asked.sampler, seed=asked.seed)
+    return Planned(dataset, batching, volume=None, shuffle=asked.shuffle, seed=asked.seed)
+
+
+def _of_iterable(dataset: Any, batching: Batching, asked: Asked) -> Pipeline:
     volumes = [part for part in parts_of(dataset) if isinstance(part, VolumeDataset)]
-    if files_at_a_time is not None:
-        volume = _one_volume(dataset, volumes, files_at_a_time, one_to_one)
+    workers: dict[str, Any] = {"workers": asked.workers, "workers_live_on": asked.workers_live_on}
+    if asked.files_at_a_time is not None:
+        volume = _one_volume(dataset, volumes, asked)
+        seed = volume.seed if asked.seed is None else asked.seed
         return Blocks(
-            dataset, batching, volume=volume, files_at_a_time=files_at_a_time, workers=workers,
-            workers_live_on=workers_live_on, seed=volume.seed if seed is None else seed,
+            dataset, batching, volume=volume, files_at_a_time=asked.files_at_a_time, seed=seed, **workers
         )  # fmt: skip
     with_state = has_own_state(dataset)
-    if one_to_one is None:
-        one_to_one = len(volumes) == 1 and not with_state
-    if one_to_one and len(volumes) != 1:
+    one_to_one = len(volumes) == 1 and not with_state if asked.one_to_one is None else asked.one_to_one
+    if not one_to_one:
+        if batching.dealt:
+            raise _not_evaluated(dataset, "cannot be counted")
+        if batching.whole is not None:
+            raise _no_global_batches(dataset, "an iterable that cannot be counted")
+        return Free(dataset, batching, volumes=volumes, with_state=with_state, seed=asked.seed, **workers)
+    if len(volumes) != 1:
         raise InputError(
             f"one_to_one=True needs one VolumeDataset inside {type(dataset).__name__}; found {len(volumes)}. "
             "Leave one_to_one out, or wrap one volume."
         )
-    if one_to_one:
-        volume = volumes[0]
-        return Planned(
-            dataset, batching, volume=volume, shuffle=volume.shuffle, seed=volume.seed if seed is None else seed
-        )
-    if batching.dealt:
-        raise _not_evaluated(dataset, "cannot be counted")
-    if batching.whole is not None:
-        raise _no_global_batches(dataset, "an iterable that cannot be counted")
-    return Free(
-        dataset, batching, volumes=volumes, with_state=with_state, workers=workers, workers_live_on=workers_live_on,
-        seed=seed,
-    )  # fmt: skip
+    seed = volumes[0].seed if asked.seed is None else asked.seed
+    return Planned(dataset, batching, volume=volumes[0], shuffle=volumes[0].shuffle, seed=seed)
 
 
 def _told_by_its_parts(dataset: Any) -> int | None:
@@ -111,12 +114,11 @@ def _told_by_its_parts(dataset: Any) -> int | None:
     return 1 if any(isinstance(part, ManyDataset) for part in parts_of(dataset)) else None
 
 
-def _one_volume(
-    dataset: Any, volumes: list[VolumeDataset], files_at_a_time: Any, one_to_one: bool | None
-) -> VolumeDataset:
-    if isinstance(files_at_a_time, bool) or not isinstance(files_at_a_time, int) or files_at_a_time < 1:
-        raise InputError(f"files_at_a_time must be a whole number, 1 or more; found {files_at_a_time!r}")
-    if len(volumes) != 1 or one_to_one:
+def _one_volume(dataset: Any, volumes: list[VolumeDataset], asked: Asked) -> VolumeDataset:
+    files: Any = asked.files_at_a_time
+    if isinstance(files, bool) or not isinstance(files, int) or files < 1:
+        raise InputError(f"files_at_a_time must be a whole number, 1 or more; found {files!r}")
+    if len(volumes) != 1 or asked.one_to_one:
         raise InputError(
             f"files_at_a_time needs an iterable around one VolumeDataset, and not one_to_one=True; "
             f"{type(dataset).__name__} holds {len(volumes)} volume(s)"
@@ -124,7 +126,7 @@ def _one_volume(
     return volumes[0]
 
 
-def _check_dealt(dataset: Any, batching: Batching, sampler: Any, one_to_one: bool | None) -> None:
+def _check_dealt(dataset: Any, batching: Batching, asked: Asked) -> None:
     if not batching.dealt:
         return
     if batching.whole is not None:
@@ -134,9 +136,10 @@ def _check_dealt(dataset: Any, batching: Batching, sampler: Any, one_to_one: boo
         )
     if batching.drop_last:
         raise InputError("evaluation=True takes each sample exactly once; drop_last=True would leave some out")
-    if sampler is not None or one_to_one is False:
-        what = "has a sampler of its own" if sampler is not None else "does not give one sample a file"
-        raise _not_evaluated(dataset, what)
+    if asked.sampler is not None:
+        raise _not_evaluated(dataset, "has a sampler of its own")
+    if asked.files_at_a_time is not None or asked.one_to_one is False:
+        raise _not_evaluated(dataset, "does not give one sample a file")
 
 
 def _no_global_batches(dataset: Any, what: str) -> InputError:

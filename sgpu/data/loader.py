@@ -14,7 +14,7 @@ from sgpu import runtime
 from sgpu.contract.errors import DataError, InputError
 from sgpu.data import living, together
 from sgpu.data.blocks import Blocks
-from sgpu.data.choose import check_dataset, choose_pipeline
+from sgpu.data.choose import Asked, check_dataset, choose_pipeline
 from sgpu.data.counters import CacheCounts
 from sgpu.data.draws import parts_of
 from sgpu.data.passing import Epoch, default_workers
@@ -90,42 +90,42 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         stop_together: bool = True,
     ) -> None:
         check_dataset(dataset, shuffle=shuffle)
-        if num_workers is None:
-            num_workers = default_workers()
-        if not in_order:
-            raise InputError(
-                "in_order=False gives batches in an order that cannot be resumed exactly; leave it out, "
-                "or use torch.utils.data.DataLoader"
-            )
+        _check_in_order(in_order)
+        workers = default_workers() if num_workers is None else num_workers
         sizes = sizes_of(batch_size, global_batch_size, world=runtime.world_size())
         super().__init__(
-            dataset, sizes.batch, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            dataset, sizes.batch, shuffle, sampler, batch_sampler, workers, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
             persistent_workers=bool(persistent_workers), pin_memory_device=pin_memory_device,
         )  # fmt: skip
         self.global_batch_size, self.accumulate = sizes.whole, sizes.accumulate
-        lives_on = num_workers > 0 and persistent_workers is not False
-        own = sampler is not None or batch_sampler is not None
-        if seed is None and generator is not None:
-            seed = generator.initial_seed()
-        self._pipeline: Pipeline = choose_pipeline(
-            dataset,
-            Batching(
-                size=1 if batch_sampler is not None else self.batch_size,  # torch says None: it has sizes of its own
-                drop_last=self.drop_last, collate=self.collate_fn, whole=sizes.whole, dealt=evaluation,
-            ),
-            sampler=(self.batch_sampler if self.batch_sampler is not None else self.sampler) if own else None,
-            shuffle=bool(shuffle), seed=seed, one_to_one=one_to_one, files_at_a_time=files_at_a_time,
-            workers=num_workers, workers_live_on=lives_on,
+        told = Workers(
+            num_workers=workers, persistent_workers=workers > 0 and persistent_workers is not False,
+            worker_init_fn=worker_init_fn, multiprocessing_context=self.multiprocessing_context,
+            prefetch_factor=self.prefetch_factor, pin_memory=pin_memory, pin_memory_device=pin_memory_device,
+            timeout=timeout,
         )  # fmt: skip
-        self._running = Running(self._pipeline, Workers(
-            num_workers=num_workers, persistent_workers=lives_on, worker_init_fn=worker_init_fn,
-            multiprocessing_context=self.multiprocessing_context, prefetch_factor=self.prefetch_factor,
-            pin_memory=pin_memory, pin_memory_device=pin_memory_device, timeout=timeout,
+        self._pipeline: Pipeline = choose_pipeline(dataset, self._batching(sizes.whole, evaluation), Asked(
+            sampler=None if sampler is None and batch_sampler is None else self._batches_or_samples(),
+            shuffle=bool(shuffle), one_to_one=one_to_one,
+            seed=generator.initial_seed() if seed is None and generator is not None else seed,
+            files_at_a_time=files_at_a_time, workers=workers, workers_live_on=told.persistent_workers,
         ))  # fmt: skip
+        self._running = Running(self._pipeline, told)
         self._stops_together = stop_together and self._pipeline.settles
         self._meter = Meter(functools.partial(_counts, dataset))  # not a method: a loader that is dropped ends at once
         self._pass, self._under_way = 0, False
+
+    def _batching(self, whole: int | None, evaluation: bool) -> Batching:
+        chosen = self.batch_size is None and self.batch_sampler is not None  # torch says None: it has sizes of its own
+        return Batching(
+            size=1 if chosen else self.batch_size, drop_last=self.drop_last, collate=self.collate_fn, whole=whole,
+            dealt=evaluation,
+        )  # fmt: skip
+
+    def _batches_or_samples(self) -> Any:
+        """What torch made of the user's sampler: batches, or single samples."""
+        return self.sampler if self.batch_sampler is None else self.batch_sampler
 
     # ---- iteration
 
@@ -236,6 +236,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _check_in_order(in_order: bool) -> None:
+    if not in_order:
+        raise InputError(
+            "in_order=False gives batches in an order that cannot be resumed exactly; leave it out, "
+            "or use torch.utils.data.DataLoader"
+        )
 
 
 def _counts(dataset: Any) -> list[CacheCounts]:
