@@ -8,7 +8,7 @@ from typing import Any
 
 from sgpu.checkpoint import Catalog
 from sgpu.checkpoint.format import names
-from sgpu.checkpoint.format.manifest import Manifest
+from sgpu.checkpoint.format.manifest import tensor_bytes
 from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.contract.errors import SgpuError
 from sgpu.widgets import checkpoint_actions as actions
@@ -16,7 +16,7 @@ from sgpu.widgets import checkpoint_detail as detail
 from sgpu.widgets import checkpoint_wire as wire
 from sgpu.widgets.checkpoint_jobs import Jobs
 from sgpu.widgets.checkpoint_rows import CheckpointRow, Shelf, curves_of
-from sgpu.widgets.checkpoint_tensors import TensorTree, sizes_in, sizes_of
+from sgpu.widgets.checkpoint_tensors import TensorTree, sizes_in
 from sgpu.widgets.checkpoint_values import look_at
 from sgpu.widgets.checkpoint_wire import Message
 from sgpu.widgets.errands import Errands
@@ -187,7 +187,7 @@ class Desk:
             path = f"{folder}/{names.MANIFEST}"
             if (store.size(path) or 0) >= _LARGE_MANIFEST_BYTES:
                 try:
-                    return TensorTree(sizes_of(Manifest.from_bytes(store.read(path), folder)))
+                    return TensorTree(tensor_bytes(store.read(path), folder))
                 except (SgpuError, OSError):  # the check that follows says what is wrong
                     return None
         return None

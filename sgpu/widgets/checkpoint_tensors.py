@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from sgpu.checkpoint.format.manifest import Manifest
 from sgpu.checkpoint.format.metadata_pickle import CheckpointIndex, TensorInfo
 
 _DIGITS = re.compile(r"(\d+)")
@@ -45,16 +44,6 @@ class Line:
 
 def item_bytes(dtype: str) -> int:
     return _ITEM_BYTES.get(dtype, 1)
-
-
-def sizes_of(manifest: Manifest) -> dict[str, int]:
-    """Name -> bytes, as far as the manifest alone tells: it knows no tensor without bytes."""
-    found: dict[str, int] = {}
-    for entry in manifest.files.values():
-        for item in entry.items:
-            if item.data_bytes:
-                found[item.name] = found.get(item.name, 0) + item.data_bytes
-    return found
 
 
 def sizes_in(index: CheckpointIndex) -> dict[str, int]:

@@ -23,7 +23,7 @@ browser
 
 
 def make(*options: object) -> None:
-    subprocess.run([sys.executable, str(SHELVES), *map(str, options)], check=True, timeout=60)
+    subprocess.run([sys.executable, str(SHELVES), *map(str, options)], check=True, timeout=240)
 
 
 @pytest.fixture

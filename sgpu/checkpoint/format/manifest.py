@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from sgpu.checkpoint.format import checksum, collector, names
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointFormatError
 
 FORMAT = "sgpu.checkpoint/1"
 WITH_INDEX_FILES = "sgpu.checkpoint/2"  # shards are listed by each rank's own file
+_T = TypeVar("_T")
 _HEAD = re.compile(rb'\{"crc32c":"([0-9a-f]{8})",')
 
 
@@ -91,24 +93,7 @@ class Manifest:
     @classmethod
     def from_bytes(cls, content: bytes, where: str) -> Manifest:
         """Raises CheckpointCorruptError unless every byte is the one written."""
-        head = _HEAD.match(content)
-        if head is None or checksum.text(checksum.of(content[head.end() :])).encode() != head[1]:
-            raise CheckpointCorruptError(
-                f"{where}/{names.MANIFEST}: its checksum does not fit its content; the checkpoint is damaged. "
-                "Use another checkpoint.",
-                path=where,
-                file=names.MANIFEST,
-            )
-        try:
-            with collector.paused():
-                return cls._from_json(json.loads(content), where)
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise CheckpointCorruptError(
-                f"{where}/{names.MANIFEST} is not what sgpu writes, although its checksum fits "
-                f"({type(error).__name__}: {error}). Use another checkpoint.",
-                path=where,
-                file=names.MANIFEST,
-            ) from error
+        return _checked(content, where, lambda value: cls._from_json(value, where))
 
     @classmethod
     def _from_json(cls, value: dict[str, Any], where: str) -> Manifest:
@@ -134,6 +119,45 @@ class Manifest:
             },
             files={name: file_from_json(entry) for name, entry in value["files"].items()},
         )
+
+
+def tensor_bytes(content: bytes, where: str) -> dict[str, int]:
+    """Name -> bytes, of a manifest's text; it knows no tensor without bytes. A third of the work of `from_bytes`.
+
+    Raises:
+        CheckpointCorruptError: as `Manifest.from_bytes`.
+    """
+    return _checked(content, where, _tensor_bytes)
+
+
+def _tensor_bytes(value: Any) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for entry in value["files"].values():
+        for name, _, _, _, _, data_bytes in entry.get("items", ()):
+            if _count(data_bytes):
+                found[name] = found.get(name, 0) + data_bytes
+    return found
+
+
+def _checked(content: bytes, where: str, read: Callable[[Any], _T]) -> _T:
+    head = _HEAD.match(content)
+    if head is None or checksum.text(checksum.of(content[head.end() :])).encode() != head[1]:
+        raise CheckpointCorruptError(
+            f"{where}/{names.MANIFEST}: its checksum does not fit its content; the checkpoint is damaged. "
+            "Use another checkpoint.",
+            path=where,
+            file=names.MANIFEST,
+        )
+    try:
+        with collector.paused():
+            return read(json.loads(content))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointCorruptError(
+            f"{where}/{names.MANIFEST} is not what sgpu writes, although its checksum fits "
+            f"({type(error).__name__}: {error}). Use another checkpoint.",
+            path=where,
+            file=names.MANIFEST,
+        ) from error
 
 
 def _refuse_newer(found: str, where: str) -> None:

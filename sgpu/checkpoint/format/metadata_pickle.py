@@ -181,10 +181,10 @@ def _to_index(root: Any) -> CheckpointIndex:
             objects.add(_str(name))
     places = {}
     for index, record in _dict(root.get("storage_data")).items():
-        _expect(_kind(index) == "MetadataIndex" and _kind(record) == "_StorageInfo", "a storage record", record)
-        key = _dict(index.state)
+        key = _state(index, "MetadataIndex", "a storage record's index")
         offsets = key.get("offset")
-        places[(_str(key.get("fqn")), None if offsets is None else _box(offsets))] = _place(_dict(record.state))
+        where = (_str(key.get("fqn")), None if offsets is None else _box(offsets))
+        places[where] = _place(_state(record, "_StorageInfo", "a storage record"))
     meta = root.get("storage_meta")
     save_id = meta.get("save_id") if _kind(meta) == "StorageMeta" else None
     version = root.get("version")
@@ -199,14 +199,21 @@ def _to_index(root: Any) -> CheckpointIndex:
 
 
 def _tensor(record: _Record) -> TensorInfo:
-    facts = _dict(record.state)
+    facts = _state(record, "TensorStorageMetadata", "a tensor's record")
     properties: Any = facts.get("properties")
     chunks: Any = facts.get("chunks")
     _expect(_kind(properties) == "TensorProperties", "a tensor's properties", properties)
     _expect(isinstance(chunks, list), "a list of chunks", chunks)
     state = properties.state
-    dtype = _dtype(state[0] if isinstance(state, tuple) else _dict(state)["dtype"])
-    return TensorInfo(dtype=dtype, shape=_box(facts.get("size")), chunks=tuple([_chunk(chunk) for chunk in chunks]))
+    dtype = state[0] if isinstance(state, tuple) else _dict(state)["dtype"]
+    return _info(dtype, facts.get("size"), tuple([_boxes(chunk) for chunk in chunks]))
+
+
+@functools.lru_cache(maxsize=4096)
+def _info(dtype: Any, size: Any, chunks: tuple[tuple[Any, Any], ...]) -> TensorInfo:
+    """Tensors of the same dtype, shape and shards are checked once."""
+    parts = tuple([Chunk(offsets=_box(offsets), sizes=_box(sizes)) for offsets, sizes in chunks])
+    return TensorInfo(dtype=_dtype(dtype), shape=_box(size), chunks=parts)
 
 
 @functools.lru_cache(maxsize=64)
@@ -215,10 +222,9 @@ def _dtype(value: Any) -> str:
     return str(value).removeprefix("dtype ")
 
 
-def _chunk(record: Any) -> Chunk:
-    _expect(_kind(record) == "ChunkStorageMetadata", "a chunk", record)
-    facts = _dict(record.state)
-    return Chunk(offsets=_box(facts.get("offsets")), sizes=_box(facts.get("sizes")))
+def _boxes(record: Any) -> tuple[Any, Any]:
+    facts = _state(record, "ChunkStorageMetadata", "a chunk")
+    return facts.get("offsets"), facts.get("sizes")
 
 
 def _place(facts: dict[Any, Any]) -> Place:
@@ -249,6 +255,13 @@ def _paths(value: Any) -> dict[str, tuple[str | int, ...]]:
 
 def _kind(value: Any) -> str:
     return type(value).__name__ if isinstance(value, _Record) else ""
+
+
+def _state(value: Any, kind: str, expected: str) -> dict[Any, Any]:
+    """What a record of this kind holds."""
+    if not (isinstance(value, _Record) and type(value).__name__ == kind and isinstance(value.state, dict)):
+        raise ValueError(f"expected {expected}, found {_shown(value)}")
+    return value.state
 
 
 def _expect(ok: bool, expected: str, found: Any) -> None:
