@@ -228,7 +228,12 @@ class Cache:
         try:
             self._download(entry, path)
         except OSError as problem:
-            raise self._failed(entry, problem, 1) from problem
+            raise FetchError(
+                f"there is no room for {entry.path} of volume {self.volume.url} ({entry.size_bytes} bytes), neither in "
+                f"the cache {self.room.root} nor beside it in {os.path.dirname(path)}: {problem.strerror}. Free some "
+                "disk, or name a larger one with cache_dir and TMPDIR.",
+                url=self.volume.url, path=entry.path, rank=runtime.rank(),
+            ) from problem  # fmt: skip
         self.private.keep(path)
         return path
 

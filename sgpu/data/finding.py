@@ -16,6 +16,7 @@ from sgpu.data.volumes.entry import Entry, Volume
 
 _LONGEST_NAME_BYTES = 240  # a local file system takes 255
 _SLASH, _DOT = b"/."
+_TOLD = 3  # names of files that no pattern wanted
 
 
 def list_volume(volume: Volume, pattern: str, paths: Sequence[str] | None = None) -> list[Entry]:
@@ -25,12 +26,14 @@ def list_volume(volume: Volume, pattern: str, paths: Sequence[str] | None = None
         VolumeError: none, or one of `paths` is not there, or a name that cannot be kept in a cache folder.
     """
     matches = matcher(pattern) if paths is None else set(paths).__contains__
-    entries, others = [], 0
+    entries: list[Entry] = []
+    others, some = 0, list[str]()
     for entry in volume.entries():
         if matches(entry.path):
             entries.append(entry)
         else:
             others += 1
+            some += [repr(entry.path)] * (len(some) < _TOLD)
     if paths is not None and (missing := sorted(set(paths) - {entry.path for entry in entries})):
         raise VolumeError(
             f"volume {volume.url} lacks {len(missing)} of {len(paths)} files that were named, as {missing[0]!r}. Were "
@@ -40,7 +43,7 @@ def list_volume(volume: Volume, pattern: str, paths: Sequence[str] | None = None
     if not entries:
         raise VolumeError(
             f"volume {volume.url} has no file that matches {pattern!r}"
-            + (f"; it has {others} other files. Check the pattern." if others else "; it is empty."),
+            + (f"; it has {others} others, as {', '.join(some)}. Check the pattern." if others else "; it is empty."),
             url=volume.url,
         )
     _sort(entries)

@@ -16,14 +16,15 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from sgpu import runtime, settings
-from sgpu.contract.errors import DataError, InputError, ListingChangedError, VolumeError
+from sgpu.contract.errors import DataError, InputError, ListingChangedError
 from sgpu.data import living
 from sgpu.data.cache import Cache
 from sgpu.data.counters import CacheCounts, Counters
 from sgpu.data.finding import list_volume
 from sgpu.data.listing import Listing, difference, shared_listing, write_listing
 from sgpu.data.private import private_name
-from sgpu.data.room import STATE, Room
+from sgpu.data.room import Room
+from sgpu.data.root import cache_root
 from sgpu.data.volumes.credentials import Provider, name_of
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.opening import local_root, open_volume
@@ -115,7 +116,7 @@ class Source:
         options = self.options
         self._cold = True
         self.volume = open_volume(options.url, options.credentials)
-        self.root = _cache_root(options.root, self.volume.url)
+        self.root = cache_root(options.root, self.volume.url)
         least = options.min_free_disk_bytes
         room = Room(
             self.root, options.cache_limit_bytes, least if least is not None else settings.min_free_disk_bytes()
@@ -263,23 +264,6 @@ def _volume_id(url: str) -> str:
     root = local_root(url)
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", url.rstrip("/").rpartition("/")[2])[:40].strip("-") or "volume"
     return f"{name}-{_short(str(root) if root is not None else url)}"
-
-
-def _cache_root(root: pathlib.Path, url: str) -> pathlib.Path:
-    volume = local_root(url)
-    if volume is not None and volume in (root.resolve(), *root.resolve().parents):
-        raise VolumeError(
-            f"the cache folder {root} lies inside volume {url}, so its copies would become files of the volume. "
-            "Name another folder with cache_dir.",
-            url=url,
-        )
-    try:
-        (root / STATE).mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as problem:
-        raise InputError(
-            f"cache folder {root} cannot be made: {problem.strerror}. Name another with cache_dir."
-        ) from problem
-    return root
 
 
 def _scope() -> str | None:

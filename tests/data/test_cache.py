@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 import sgpu.data.cache
 from sgpu.contract import failpoint as failpoints
-from sgpu.contract.errors import FetchError, ListingChangedError
+from sgpu.contract.errors import FetchError, InputError, ListingChangedError
 from sgpu.data import DataLoader, VolumeDataset, VolumeFiles
 from sgpu.data.eviction import CachedFile, choose
 from sgpu.data.private import private_root
@@ -223,6 +223,37 @@ def test_a_full_disk_is_read_around(make_volume: MakeVolume, arm: Arm, home: pat
     assert fired.read_text().count("action=errno") == 5
     assert cached_bytes(home / "cache") == 0
     assert volume.source.cache.room.used_bytes() == 0
+
+
+def test_no_room_for_even_one_file_is_an_error_with_both_places(arm: Arm, home: pathlib.Path) -> None:
+    """Nothing can be read in place behind a URL."""
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/nowhere/a": content(1)})
+    files = VolumeFiles("memory://nowhere")
+    fired = arm("data.copy=errno:ENOSPC")
+    with (
+        pytest.warns(UserWarning, match="no room left"),
+        pytest.raises(FetchError, match=r"no room for a of volume memory://nowhere .* nor beside it in ") as caught,
+    ):
+        files[0]
+    assert caught.value.path == "a"
+    assert fired.read_text().count("action=errno") == 2
+    memory.rm("/nowhere", recursive=True)
+
+
+def test_a_cache_of_another_user_is_refused(make_volume: MakeVolume, tmp_path: pathlib.Path) -> None:
+    root, cache = make_volume(2), tmp_path / "cache"
+    files = VolumeFiles(root, cache_dir=cache)
+    files[0]
+    state = files.source.cache.room.state
+    if os.getuid() != 0:
+        pytest.skip("only root can give a folder away")
+    os.chown(state, 65534, 65534)
+    with pytest.raises(InputError, match=rf"cache folder {cache} belongs to another user \(65534\).* with cache_dir"):
+        VolumeFiles(root, cache_dir=cache)
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(InputError, match=r"file/cache cannot be made: Not a directory"):
+        VolumeFiles(root, cache_dir=tmp_path / "file" / "cache")
 
 
 def test_a_limit_is_kept_and_residents_stay(make_volume: MakeVolume, home: pathlib.Path) -> None:

@@ -117,7 +117,7 @@ def test_missing_empty_unfit_volumes_are_refused_at_construction(tmp_path: pathl
         with pytest.raises(VolumeError, match=told) as caught:
             VolumeDataset(url)
         assert caught.value.url
-    with pytest.raises(VolumeError, match=r"1 other files. Check the pattern"):
+    with pytest.raises(VolumeError, match=r"1 others, as 'a\.txt'\. Check the pattern"):
         VolumeDataset(tmp_path / "full", pattern="*.jpg")
     with pytest.raises(VolumeError, match="lies inside volume"):
         VolumeDataset(tmp_path / "full", cache_dir=tmp_path / "full" / "cache")
