@@ -110,7 +110,7 @@ class Cache:
                         raise
         return self._around(entry)
 
-    def prefetch(self, number: int, keep_free_bytes: int = 0) -> bool:
+    def prefetch(self, number: int, keep_free_bytes: int = 0, tries: int = _TRIES) -> bool:
         """Brings the file here ahead of its use; False where the cache has no room. Errors are left to `obtain`."""
         path = self.local(number)
         if self._is_here(path, number):
@@ -123,7 +123,7 @@ class Cache:
             if part is None:
                 return False
             try:
-                self._bring(entry, path, part)
+                self._bring(entry, path, part, tries)
             except OSError as problem:
                 if not is_disk_full(problem):
                     raise
@@ -148,10 +148,10 @@ class Cache:
         finally:
             os.close(descriptor)
 
-    def _bring(self, entry: Entry, path: str, part: str) -> str:
+    def _bring(self, entry: Entry, path: str, part: str, tries: int = _TRIES) -> str:
         """Fetches into the room that was reserved."""
         try:
-            crc = self._download(entry, part)
+            crc = self._download(entry, part, tries)
             self._sums.add(self._key(entry), Sum(entry.size_bytes, entry.stamp, crc))
             self._publish(part, path, entry.size_bytes)
         except BaseException:
@@ -176,7 +176,7 @@ class Cache:
             _make_folder(folder, self.folder)
             self.room.arrive(part, path, size, replaced)
 
-    def _download(self, entry: Entry, part: str) -> int:
+    def _download(self, entry: Entry, part: str, most: int = _TRIES) -> int:
         """Retries with full jitter; what cannot get better by waiting is not retried. Returns the checksum."""
         tries = 0
         while True:
@@ -186,7 +186,7 @@ class Cache:
             except OSError as problem:
                 if is_disk_full(problem):
                     raise
-                if tries == _TRIES or isinstance(problem, _HARD_ERRORS):
+                if tries == most or isinstance(problem, _HARD_ERRORS):
                     raise self._failed(entry, problem, tries) from problem
                 self.counters.add(retries=1)
                 time.sleep(random.uniform(0, min(_LONGEST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 4 ** (tries - 1))))

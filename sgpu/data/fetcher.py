@@ -11,7 +11,7 @@ import os
 import struct
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -84,14 +84,16 @@ class Fetcher:
 
     def fill(self) -> None:
         """Asks for files up to the bounds; returns at once."""
+        tasks = list[Callable[[], int]]()
         while self._files < self.limits.files and (self._bytes < self.limits.size_bytes or not self._ahead):
             stretch = next(self._walk)
             size = int(self.source.listing.sizes[stretch.numbers].sum())
             self._ahead.append((stretch.end, len(stretch.numbers), size))
             self._files += len(stretch.numbers)
             self._bytes += size
-            for number in stretch.numbers.tolist():
-                self.lanes.submit(partial(self._bring, number, self.version))
+            tasks += [partial(self._bring, number, self.version) for number in stretch.numbers.tolist()]
+        if tasks:
+            self.lanes.submit(tasks)
 
     def _bring(self, number: int, version: int) -> int:
         """Returns the bytes that came."""

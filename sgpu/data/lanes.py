@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sgpu.data.flight import Flight
 
@@ -28,20 +28,30 @@ class Lanes:
         self._running = 0
         self._window_began, self._window_bytes, self._starved = clock(), 0, False
 
-    def submit(self, task: Callable[[], int]) -> None:
-        """`task` returns the bytes that it brought, and raises nothing. Returns at once."""
-        with self._changed:
-            self._tasks.append(task)
-            self._start_some()
+    def submit(self, tasks: Iterable[Callable[[], int]]) -> None:
+        """Each returns the bytes that it brought, and raises nothing. Returns at once.
 
-    def drain(self) -> None:
-        """Until every task is done."""
+        Many in one call: who submits them one by one fights for the lock with the threads that work.
+        """
+        waiting = list(tasks)
         with self._changed:
-            self._changed.wait_for(lambda: not self._tasks and not self._running)
+            self._tasks.extend(waiting)
+            self._start_one()
 
-    def _start_some(self) -> None:
-        """Called with the lock. A thread more for each task that waits, up to the number that pays."""
-        for _ in range(min(len(self._tasks), self.flight.limit - self._running)):
+    def drop(self) -> None:
+        """Tasks that have not begun never will."""
+        with self._changed:
+            self._tasks.clear()
+            self._changed.notify_all()
+
+    def drain(self, timeout_seconds: float | None = None) -> bool:
+        """Until every task is done; False where that took longer."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._tasks and not self._running, timeout_seconds)
+
+    def _start_one(self) -> None:
+        """Called with the lock. A thread more while tasks wait, up to the number that pays; it starts the next one."""
+        if self._tasks and self._running < self.flight.limit:
             self._running += 1
             threading.Thread(target=self._work, daemon=True).start()
 
@@ -56,6 +66,7 @@ class Lanes:
                     self._changed.notify_all()
                     return
                 task = self._tasks.popleft()
+                self._start_one()
             brought = task()
 
     def _count(self, brought: int) -> None:
@@ -67,4 +78,3 @@ class Lanes:
             return
         self.flight = self.flight.after(self._window_bytes / seconds, busy=not self._starved)
         self._window_began, self._window_bytes, self._starved = now, 0, False
-        self._start_some()

@@ -39,7 +39,7 @@ class Planned:
 
     def inner(self) -> Inner:
         return Inner(dataset=PlannedStream(
-            self.dataset, self.volume, self.batching, self.samples, self.shuffle, self._block
+            self.dataset, self.volume, self.batching, self.samples, self.shuffle, self._block, files=self._files()
         ))  # fmt: skip
 
     def plan(self, cursor: int = 0) -> Plan | DealtPlan:
@@ -138,12 +138,16 @@ class Planned:
     def at(self) -> tuple[int, int]:
         return self.epoch, self._cursor
 
-    def future(self) -> tuple[Source, WalkPlan] | None:
+    def _files(self) -> Source | None:
+        """The volume whose files are the samples, by the same numbers."""
         if self.volume is not None:
-            source: Source | None = self.volume.source if len(self.volume.source) == self.samples else None
-        else:  # as many files as samples: most likely one each, and a wrong guess costs no more than reading ahead
-            inside = [part for part in parts_of(self.dataset) if isinstance(part, Source)]
-            source = inside[0] if len(inside) == 1 and len(inside[0]) == self.samples else None
+            return self.volume.source if len(self.volume.source) == self.samples else None
+        # as many files as samples: most likely one each, and a wrong guess costs no more than reading ahead
+        inside = [part for part in parts_of(self.dataset) if isinstance(part, Source)]
+        return inside[0] if len(inside) == 1 and len(inside[0]) == self.samples else None
+
+    def future(self) -> tuple[Source, WalkPlan] | None:
+        source = self._files()
         if source is None:
             return None
         return source, WalkPlan(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import mmap
 import os
 import pathlib
 import struct
@@ -16,6 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from sgpu.contract import atomic
 from sgpu.data import living
@@ -24,7 +26,19 @@ from sgpu.data.listing import Listing
 
 STATE = ".state"
 _LEDGER = struct.Struct("<qq")
+_UNKNOWN = _LEDGER.pack(-1, -1)
+_TRUSTED_SECONDS = 0.1  # what the disk has free, while that is far more than what is wanted
+_PLENTY_BYTES = 1 << 30
 _FULL_SECONDS = 30.0
+
+
+class _Opened(NamedTuple):
+    """The ledger in one process."""
+
+    pid: int
+    descriptor: int
+    lock: threading.Lock
+    numbers: mmap.mmap
 
 
 class Room:
@@ -42,33 +56,43 @@ class Room:
             (self.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         disk = os.statvfs(root)
         self.min_free_bytes = disk.f_blocks * disk.f_frsize // 10 if min_free_bytes is None else min_free_bytes
-        self._opened: tuple[int, int, threading.Lock] | None = None
+        self._opened: _Opened | None = None
+        self._looked = 0.0, 0  # when the disk was asked last (monotonic), and the bytes that were free
         self._full: tuple[float, int] | None = None
 
     @contextlib.contextmanager
-    def _ledger(self) -> Iterator[int]:
-        if self._opened is None or self._opened[0] != os.getpid():  # a fork shares its parent's locks: take its own
-            descriptor = os.open(self.state / "usage", os.O_RDWR | os.O_CREAT, 0o600)
-            self._opened = os.getpid(), descriptor, threading.Lock()
-        _, descriptor, lock = self._opened
-        with lock:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    def _ledger(self) -> Iterator[mmap.mmap]:
+        """The ledger, locked. All processes of the node take turns here, so that nothing slow belongs into it."""
+        if self._opened is None or self._opened.pid != os.getpid():  # a fork shares its parent's locks: take its own
+            self._opened = self._open()
+        opened = self._opened
+        with opened.lock:
+            fcntl.flock(opened.descriptor, fcntl.LOCK_EX)
             try:
-                yield descriptor
+                if opened.numbers[:] == _UNKNOWN:
+                    used, coming, _ = self._count()
+                    self._write(opened.numbers, used, coming)
+                yield opened.numbers
             finally:
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
+                fcntl.flock(opened.descriptor, fcntl.LOCK_UN)
 
-    def _read(self, ledger: int) -> tuple[int, int]:
-        content = os.pread(ledger, _LEDGER.size, 0)
-        if len(content) == _LEDGER.size:
-            used, coming = _LEDGER.unpack(content)
-            return used, coming
-        used, coming, _ = self._count()
-        self._write(ledger, used, coming)
+    def _open(self) -> _Opened:
+        descriptor = os.open(self.state / "usage", os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            if os.fstat(descriptor).st_size != _LEDGER.size:
+                os.pwrite(descriptor, _UNKNOWN, 0)
+                os.ftruncate(descriptor, _LEDGER.size)
+            return _Opened(os.getpid(), descriptor, threading.Lock(), mmap.mmap(descriptor, _LEDGER.size))
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def _read(self, ledger: mmap.mmap) -> tuple[int, int]:
+        used, coming = _LEDGER.unpack_from(ledger)
         return used, coming
 
-    def _write(self, ledger: int, used: int, coming: int) -> None:
-        os.pwrite(ledger, _LEDGER.pack(max(0, used), max(0, coming)), 0)
+    def _write(self, ledger: mmap.mmap, used: int, coming: int) -> None:
+        _LEDGER.pack_into(ledger, 0, max(0, used), max(0, coming))
 
     def used_bytes(self) -> int:
         with self._ledger() as ledger:
@@ -76,8 +100,12 @@ class Room:
 
     def _lack(self, used: int, coming: int, size: int) -> int:
         """Bytes that are wanting for `size` more; 0 or less: it fits."""
-        disk = os.statvfs(self.root)
-        lack = self.min_free_bytes + coming + size - disk.f_bavail * disk.f_frsize
+        wanted = self.min_free_bytes + coming + size
+        now = time.monotonic()
+        if now - self._looked[0] > _TRUSTED_SECONDS or wanted > self._looked[1] - _PLENTY_BYTES:
+            disk = os.statvfs(self.root)
+            self._looked = now, disk.f_bavail * disk.f_frsize
+        lack = wanted - self._looked[1]
         return lack if self.limit_bytes is None else max(lack, used + size - self.limit_bytes)
 
     def reserve(self, size: int, keep_free_bytes: int = 0) -> str | None:
@@ -93,22 +121,6 @@ class Room:
         wanted = size + keep_free_bytes
         if self.limit_bytes is not None and wanted > self.limit_bytes:
             return None
-        with self._ledger() as ledger:
-            used, coming = self._read(ledger)
-            if self._lack(used, coming, wanted) > 0:
-                if self._known_full(used):
-                    return None
-                used, coming = self._make_room(wanted)
-                self._write(ledger, used, coming)
-                if self._lack(used, coming, wanted) > 0:
-                    self._full = time.monotonic(), used
-                    return None
-            part = self._new_part(size)
-            if part is not None:
-                self._write(ledger, used + size, coming + size)
-        return part
-
-    def _new_part(self, size: int) -> str | None:
         part = f"{self.state}/parts/{living.new_name()}"
         try:
             descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -116,11 +128,32 @@ class Room:
             if is_disk_full(problem):
                 return None
             raise
+        admitted = False
         try:
-            os.ftruncate(descriptor, size)
+            with self._ledger() as ledger:
+                admitted = self._admit(ledger, wanted)
+                if admitted:
+                    os.ftruncate(descriptor, size)
+                    used, coming = self._read(ledger)
+                    self._write(ledger, used + size, coming + size)
         finally:
             os.close(descriptor)
-        return part
+            if not admitted:
+                os.unlink(part)
+        return part if admitted else None
+
+    def _admit(self, ledger: mmap.mmap, wanted: int) -> bool:
+        used, coming = self._read(ledger)
+        if self._lack(used, coming, wanted) <= 0:
+            return True
+        if self._known_full(used):
+            return False
+        used, coming = self._make_room(wanted)
+        self._write(ledger, used, coming)
+        if self._lack(used, coming, wanted) <= 0:
+            return True
+        self._full = time.monotonic(), used
+        return False
 
     def _known_full(self, used: int) -> bool:
         return self._full is not None and used >= self._full[1] and time.monotonic() - self._full[0] < _FULL_SECONDS

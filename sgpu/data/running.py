@@ -12,7 +12,7 @@ import torch.utils.data
 
 from sgpu import runtime
 from sgpu.data.ahead import Follower
-from sgpu.data.forking import handlers_held_at_forks
+from sgpu.data.forking import handlers_held_at_forks, objects_frozen
 from sgpu.data.order import mix
 from sgpu.data.passing import Pass, WorkerInit
 from sgpu.data.pipeline import Pipeline
@@ -111,7 +111,7 @@ class Running:
         future = self._pipeline.future()
         if future is not None:
             self._follower.begin(*future, self._pipeline.at())
-        with handlers_held_at_forks():
+        with handlers_held_at_forks(), objects_frozen():
             source = iter(self._inner)
         self._current = Pass(source, self._version, remote=self._workers.num_workers > 0)
         return self._current

@@ -164,6 +164,13 @@ class Source:
         finally:
             waiting_for_files.add_since(began)
 
+    def waits_first(self, number: int) -> bool:
+        """Whether this file is missing, as the first that this process has to wait for. True once a process."""
+        if not self._cold or self.cache.has(number):
+            return False
+        self._cold = False
+        return True
+
     def obtain_run(self, numbers: Sequence[int], gather: bool) -> Iterator[str]:
         """Local paths one after the other.
 
@@ -172,8 +179,7 @@ class Source:
                 ahead; while it starts, one file after the other would cost a latency each.)
         """
         for place, number in enumerate(numbers):
-            if gather and self._cold and not self.cache.has(number):
-                self._cold = False
+            if gather and self.waits_first(number):
                 self._gather(numbers[place + 1 :])
             yield self.obtain(number)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from enum import IntEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +16,12 @@ from torch.utils.data import Dataset, IterableDataset, Subset, get_worker_info
 from sgpu.contract.errors import DataError, SgpuError
 from sgpu.data.dataset import VolumeDataset
 from sgpu.data.draws import Draws
+from sgpu.data.first import FirstFiles
 from sgpu.data.generators import preserved
 from sgpu.data.order import mix, mixed_all, order
 from sgpu.data.position import DealtPlan, Plan, plan_of
 from sgpu.data.sizes import Batching
+from sgpu.data.source import Source
 from sgpu.data.work import Stopwatch, Work
 
 END = object()
@@ -134,27 +138,42 @@ class PlannedStream(IterableDataset[Envelope]):
         samples: int,
         shuffle: bool,
         block: torch.Tensor,
+        *,
+        files: Source | None = None,
     ) -> None:
         self.dataset, self.volume, self.batching = dataset, volume, batching
-        self.samples, self.shuffle, self.block = samples, shuffle, block
+        self.samples, self.shuffle, self.block, self.files = samples, shuffle, block, files
 
     def __iter__(self) -> Iterator[Envelope]:
+        """Files are on their way at once, though torch asks for the first batch only when all workers are there."""
         told = [int(value) for value in self.block.tolist()]
         plan = plan_of(
             samples=self.samples, batch=self.batching.step, world=told[Field.WORLD], rank=told[Field.RANK],
             cursor=told[Field.CURSOR], drop_last=self.batching.drop_last, dealt=self.batching.dealt,
             whole=self.batching.whole,
         )  # fmt: skip
-        tell_epoch(self.dataset, told[Field.EPOCH])
-        draws = Draws(self.dataset)
         worker, workers = whose()
-        guard = undisturbed()
-        for batch in planned(
-            plan, range(worker, plan.steps, workers), rank=told[Field.RANK], samples=self.samples,
+        batches = partial(
+            planned, plan, range(worker, plan.steps, workers), rank=told[Field.RANK], samples=self.samples,
             seed=told[Field.SEED], epoch=told[Field.EPOCH], shuffle=self.shuffle,
-        ):  # fmt: skip
+        )  # fmt: skip
+        envelopes = self._envelopes(batches(), worker, told[Field.EPOCH])
+        if self.files is not None:
+            # the first batch is worker 0's; where files are large, those of others would only compete with it
+            first = FirstFiles(
+                self.files, (number for batch in batches() for number in batch.numbers),
+                at_least=0 if worker else self.batching.step, readers=workers,
+            )  # fmt: skip
+            weakref.finalize(envelopes, first.stop)
+        return envelopes
+
+    def _envelopes(self, batches: Iterator[Batch], worker: int, epoch: int) -> Iterator[Envelope]:
+        tell_epoch(self.dataset, epoch)
+        draws = Draws(self.dataset)
+        guard = undisturbed()
+        for batch in batches:
             with guard:
-                envelope = self._make(batch, draws, worker, told[Field.EPOCH])
+                envelope = self._make(batch, draws, worker, epoch)
             yield envelope
             if envelope.kind == Kind.ERROR:
                 return

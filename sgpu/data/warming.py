@@ -89,8 +89,7 @@ def bring_all(source: Source, numbers: Indices, tell: Callable[[Progress], None]
         return size
 
     lanes = Lanes(bounds(source, 1).flight)
-    for number in numbers.tolist():
-        lanes.submit(partial(bring, number))
+    lanes.submit(partial(bring, number) for number in numbers.tolist())
     lanes.drain()
     tell(now)
     return now

@@ -199,7 +199,8 @@ def test_a_file_that_cannot_be_read_is_named_with_volume_and_rank(
                 next(iter(loader))
     assert (caught.value.url, caught.value.rank) == (str(root), 1)
     assert caught.value.path.endswith(".bin")
-    assert fired.read_text().count("action=errno") == 10
+    # five tries each time, and one for each file that a new process brings ahead
+    assert fired.read_text().count("action=errno") in range(10, 10 + 2 * 4 + 1)
     assert parts(home) == []
     assert VolumeDataset(root).source.cache.room.used_bytes() == 0
 

@@ -60,13 +60,12 @@ def test_threads_are_as_many_as_the_rule_says_and_all_tasks_run() -> None:
         return 1000
 
     lanes = Lanes(Flight(limit=2, least=2, most=6), clock=lambda: now[0])
-    for _ in range(2000):
-        lanes.submit(task)
+    lanes.submit([task] * 2000)
     lanes.drain()
     assert done == [2000]
     assert most[1] <= 6
     assert 2 <= lanes.flight.limit <= 6
     lanes.drain()
-    lanes.submit(task)
+    lanes.submit([task])
     lanes.drain()
     assert done == [2001]
