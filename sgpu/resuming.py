@@ -10,11 +10,13 @@ from typing import Any
 from sgpu import checkpoint, settings
 from sgpu.checkpoint.format import names
 from sgpu.contract.errors import InputError
+from sgpu.contract.exits import exit_code
 from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir, runs_folder
-from sgpu.contract.spec import RunSpec, new_run_id
-from sgpu.contract.status import Status
+from sgpu.contract.spec import RunSpec, new_run_id, read_spec
+from sgpu.contract.status import Status, read_status
 from sgpu.launch import registry
+from sgpu.launch.local import Local
 
 
 def root_of(run: RunDir, spec: RunSpec) -> str:
@@ -50,6 +52,21 @@ def again(run: RunDir, spec: RunSpec, status: Status) -> None:
     for told in (run.cancel, run.status, run.agent, run.controller):
         told.unlink(missing_ok=True)
     registry.find(spec.backend).start(spec, run)
+
+
+def start_other_nodes(run: RunDir) -> list[str]:
+    """Of a run on simulated nodes, which nobody else would start: all but the first; the command for that one.
+
+    Empty for other runs. Nothing is started where the run has ended for good, which the command will say.
+    """
+    spec, status = read_spec(run), read_status(run)
+    if spec.backend != Local().name or spec.nodes == 1:
+        return []
+    backend = Local()
+    if status is None or not status.final or exit_code(status).goes_on:
+        for node in range(1, spec.nodes + spec.spares):
+            backend.start_node(spec, run, node)
+    return backend.command(spec, run)
 
 
 def branch(run: RunDir, spec: RunSpec, step: int) -> RunDir:

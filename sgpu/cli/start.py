@@ -8,12 +8,9 @@ import sys
 
 import typer
 
+from sgpu import resuming
 from sgpu.contract.errors import InputError
-from sgpu.contract.exits import exit_code
 from sgpu.contract.rundir import RunDir
-from sgpu.contract.spec import read_spec
-from sgpu.contract.status import read_status
-from sgpu.launch import registry
 
 
 def agent(
@@ -33,17 +30,11 @@ def agent(
     for needed in (run.spec, run.payload):
         if not needed.exists():
             raise InputError(f"no run at {run.root}: it has no {needed.name}; give the folder of a run")
-    spec = read_spec(run)
     command = [sys.executable, "-m", "sgpu.agent", str(run.root), "--node", str(node or 0)]
     if address:
         command += ["--address", address]
-    elif node is None and spec.backend == "local" and spec.nodes > 1:
-        backend = registry.find(spec.backend)
-        command = backend.command(spec, run)
-        status = read_status(run)
-        if status is None or not status.final or exit_code(status).goes_on:
-            for other in range(1, spec.nodes + spec.spares):
-                backend.start_node(spec, run, other)
+    elif node is None:
+        command = resuming.start_other_nodes(run) or command
     sys.stdout.flush()
     # In place of this process, so that the scheduler's signals reach the supervisor.
     os.execv(command[0], command)
