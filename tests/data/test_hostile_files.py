@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -26,8 +26,9 @@ NAMES = (
 )  # fmt: skip
 
 
-def read_by_two_ranks(root: pathlib.Path, **options: Any) -> dict[str, bytes]:
-    found: dict[str, bytes] = {}
+def taken_by_two_ranks(root: pathlib.Path, **options: Any) -> Iterator[tuple[str, str]]:
+    """Names and local paths, as two ranks with two workers each get them: each file once."""
+    found: set[str] = set()
     for rank in range(2):
         with being(rank, 2):
             volume = VolumeDataset(root, shuffle=True, **options)
@@ -35,8 +36,8 @@ def read_by_two_ranks(root: pathlib.Path, **options: Any) -> dict[str, bytes]:
                 for path in [path for batch in loader for path in batch]:
                     name = volume.relative_path(path)
                     assert name not in found, "each file once"
-                    found[name] = pathlib.Path(path).read_bytes()
-    return found
+                    found.add(name)
+                    yield name, path
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # few CPUs are no fault here
@@ -48,9 +49,11 @@ def test_every_name_and_size(tmp_path: pathlib.Path) -> None:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(body)
         wanted[name] = body
-    assert read_by_two_ranks(root, pattern="**") == wanted
+    found = taken_by_two_ranks(root, pattern="**")
+    assert {name: pathlib.Path(path).read_bytes() for name, path in found} == wanted
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_a_file_of_five_gigabytes_with_holes_stays_small(tmp_path: pathlib.Path) -> None:
     root = tmp_path / "volume"
     root.mkdir()
@@ -62,13 +65,45 @@ def test_a_file_of_five_gigabytes_with_holes_stays_small(tmp_path: pathlib.Path)
             file.write(text)
     if shutil.disk_usage(tmp_path).free < 6 * 2**30:
         pytest.skip("6 GB of free disk are needed: room is reserved for all of a file")
-    (path,) = VolumeDataset(root, min_free_disk_bytes=0)
+    for number in range(4):
+        (root / f"{number}").write_bytes(b"small")
+    paths = dict(taken_by_two_ranks(root, min_free_disk_bytes=0))
+    assert sorted(paths) == ["0", "1", "2", "3", "sparse"]
+    path = paths["sparse"]
     status = os.stat(path)
     assert (status.st_size, status.st_blocks * 512 < 2**24) == (size, True)
     with open(path, "rb") as copy:
         for place, text in spots.items():
             copy.seek(place)
             assert copy.read(len(text)) == text
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_a_file_that_changes_under_way_is_told_to_the_rank_that_has_it_and_the_other_goes_on(
+    tmp_path: pathlib.Path,
+) -> None:
+    root = tmp_path / "volume"
+    root.mkdir()
+    for number in range(12):
+        (root / f"{number}").write_bytes(b"%06d" % number)
+    found: dict[str, bytes] = {}
+    told: list[ListingChangedError] = []
+    volumes = []
+    for rank in range(2):
+        with being(rank, 2):
+            volumes.append(VolumeDataset(root, shuffle=True))
+    (root / "7").write_bytes(b"others")
+    os.utime(root / "7", ns=(0, 10**18))
+    for rank, volume in enumerate(volumes):
+        with being(rank, 2), DataLoader(volume, 2, num_workers=2, collate_fn=list) as loader:
+            try:
+                for batch in loader:
+                    found |= {volume.relative_path(path): pathlib.Path(path).read_bytes() for path in batch}
+            except ListingChangedError as problem:
+                told.append(problem)
+    assert [problem.changed for problem in told] == [["7"]]
+    assert len(found) >= 6
+    assert all(body == b"%06d" % int(name) for name, body in found.items())
 
 
 @pytest.mark.parametrize("zeros", [0, 1, 7, 4096, 1_000_003])
