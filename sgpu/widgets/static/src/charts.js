@@ -103,7 +103,7 @@ export class Charts {
     return {
       width: chart.body.clientWidth,
       height: HEIGHT,
-      padding: [14, 8, 0, 0],
+      padding: [14, 16, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: this.syncKey }, y: false, drag: { x: true, y: false } },
       scales: { x: { time: false }, y: { range: (_plot, low, high) => spread(low, high) } },

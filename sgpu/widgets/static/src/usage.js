@@ -52,7 +52,7 @@ class UsageChart extends Plot {
     const share = unit === "%" && !this.title.includes("process");
     return {
       ...this.common(),
-      padding: [8, 12, 0, 0],
+      padding: [8, 16, 0, 0],
       scales: { x: { time: false }, y: { range: (_plot, _low, high) => [0, share ? 100 : (high || 1) * 1.08] } },
       axes: [
         this.axis({ size: 24, space: 70, incrs: MINUTES, values: (_plot, ticks) => ticks.map(clock) }),
