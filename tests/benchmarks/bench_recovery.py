@@ -20,17 +20,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.benchmarks import jobs, strikes
-from tests.benchmarks.peers import NODE_PEERS, PEERS, Started
+from tests.benchmarks import jobs, peers, peers_apart, strikes
+from tests.benchmarks.peers import NODE_PEERS, Started
 from tests.benchmarks.table import show
 
-_STRIKE_AFTER_STEP, _TOTAL, _EVERY = 30, 80, 5
+_STRIKE_AFTER_STEP, _TOTAL, _EVERY = 12, 40, 5
 _HANG_SECONDS = 2.0
 _GROUP_SECONDS = 10.0  # torchrun's ranks notice a hang by their group's time-out, which must hold a checkpoint too
-_START_SECONDS, _ROUND_SECONDS = 60.0, 60.0
+_START_SECONDS, _ROUND_SECONDS = 60.0, 30.0
 _SCHEDULE = ("SIGKILL", "exception", "SIGKILL of rank 0", "exception")
 _SCHEDULE_STEPS = 200  # between two of its faults
 FAULTS = (*strikes.FAULTS, "node lost")
+PEERS = {**peers.PEERS, **peers_apart.here()}
 
 
 def recover(fault: str, start: Callable[..., Started], *, hang_seconds: float | None = None) -> dict[str, Any]:
@@ -46,7 +47,7 @@ def recover(fault: str, start: Callable[..., Started], *, hang_seconds: float | 
             started.wait(0.0)
             return {"seconds": math.nan, "clean": False}
         ended_well = started.wait(_ROUND_SECONDS)
-        seconds = _seconds_to_step(folder, struck)
+        seconds = _seconds_to_step(folder, struck, started.resumes(fault))
         return {"seconds": seconds, "clean": ended_well and started.restarts() == 1 and not math.isnan(seconds)}
 
 
@@ -73,15 +74,15 @@ def _until(condition: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def _seconds_to_step(folder: str, struck: float) -> float:
-    """To the first step of the last rank in its next life; NaN where a rank has none."""
+def _seconds_to_step(folder: str, struck: float, resumes: int) -> float:
+    """To the first step of the last rank in its next life; NaN where less than `resumes` ranks have one."""
     lines = sorted(jobs.lines(folder), key=lambda line: line["time"])
-    before = {line["rank"]: line["life"] for line in lines if line["time"] <= struck + 1e-3}
+    before = {line["life"] for line in lines if line["time"] <= struck + 1e-3}
     firsts: dict[int, float] = {}
     for line in lines:
-        if line["life"] != before.get(line["rank"]) and line["time"] > struck:
+        if line["life"] not in before:
             firsts.setdefault(line["rank"], line["time"])
-    return max(firsts.values()) - struck if len(firsts) == 2 else math.nan
+    return max(firsts.values()) - struck if len(firsts) >= resumes else math.nan
 
 
 def schedule(start: Callable[..., Started], faults: Sequence[str]) -> float:
@@ -102,14 +103,14 @@ def rows_of(rounds: int, faults: Sequence[str], ways: Sequence[str] | None) -> l
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for _ in range(rounds):
         for fault in faults:
-            peers = NODE_PEERS if fault == "node lost" else PEERS
-            for way in peers:
+            ways_here = NODE_PEERS if fault == "node lost" else PEERS
+            for way in ways_here:
                 if ways and way not in ways:
                     continue
                 limit = None
                 if fault in strikes.HANGS:
                     limit = _GROUP_SECONDS if way.startswith("torchrun") else _HANG_SECONDS
-                result = recover(fault, peers[way], hang_seconds=limit)
+                result = recover(fault, ways_here[way], hang_seconds=limit)
                 told = f"{result['seconds']:.2f} s, {'clean' if result['clean'] else 'not clean'}"
                 print(f"{fault}, {way}: {told}", file=sys.stderr, flush=True)
                 found.setdefault((fault, way), []).append({**result, "limit": limit})

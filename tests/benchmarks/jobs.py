@@ -7,7 +7,7 @@ import os
 import pathlib
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.benchmarks import strikes
@@ -26,14 +26,18 @@ def lines(folder: str) -> list[dict[str, Any]]:
     return found
 
 
+def plain_model() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+
+
 def model_and_optimizer() -> tuple[Any, Any]:
     import torch
     from torch.nn.parallel import DistributedDataParallel
 
-    torch.manual_seed(0)
-    model = DistributedDataParallel(
-        torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
-    )
+    model = DistributedDataParallel(plain_model())
     return model, torch.optim.AdamW(model.parameters())
 
 
@@ -72,16 +76,25 @@ def _monitored() -> Any:
     return client.send_heartbeat
 
 
-def bare(folder: str, total: int, every: int) -> None:
-    """What torchrun and NVRx' launcher run: the same job, with torch.save of the newest state by rank 0."""
+def bare(folder: str, total: int, every: int, *, store: Any = None, alive: Callable[[], None] | None = None) -> None:
+    """What torchrun and NVRx run: the same job, with torch.save of the newest state by rank 0.
+
+    Args:
+        store: where the ranks meet; None: by the environment.
+        alive: to be called after each step.
+    """
     from datetime import timedelta
 
     import torch
     import torch.distributed as dist
 
     timeout = os.environ.get("BENCH_GROUP_SECONDS")
-    dist.init_process_group("gloo", timeout=timedelta(seconds=float(timeout)) if timeout else None)
-    alive = _monitored() if os.environ.get("BENCH_NVRX") else None
+    place = {} if store is None else {name: int(os.environ[name.upper()]) for name in ("rank", "world_size")}
+    dist.init_process_group(
+        "gloo", store=store, timeout=timedelta(seconds=float(timeout)) if timeout else None, **place
+    )
+    if os.environ.get("BENCH_NVRX"):
+        alive = _monitored()
     rank = dist.get_rank()
     model, optimizer = model_and_optimizer()
     path = pathlib.Path(folder) / "checkpoint.pt"

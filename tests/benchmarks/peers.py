@@ -23,16 +23,23 @@ _ROOT = pathlib.Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A job under way. `began`: the time of the call (seconds since 1970); `lose_node` kills all of the second one."""
+    """A job under way.
+
+    Attributes:
+        began: the time of the call, seconds since 1970.
+        lose_node: kills all of the second node.
+        resumes: by the fault, how many of the two ranks begin anew: some leave the others as they are, or do without.
+    """
 
     folder: str
     began: float
     wait: Callable[[float], bool]
     restarts: Callable[[], int | None]
     lose_node: Callable[[], None] = lambda: None
+    resumes: Callable[[str], int] = lambda _fault: 2
 
 
-def _kill_tree(pid: int) -> None:
+def kill_tree(pid: int) -> None:
     family = [pid, *process.descendants(pid)]
     for each in family:
         with contextlib.suppress(ProcessLookupError):
@@ -57,12 +64,12 @@ def start_sgpu(
     def lose_node() -> None:
         agent = process.read_process(pathlib.Path(run.path) / "nodes" / "1" / "agent.json")
         assert agent is not None
-        _kill_tree(agent.pid)
+        kill_tree(agent.pid)
 
     return Started(folder=folder, began=began, wait=wait, restarts=lambda: run.status.restarts, lose_node=lose_node)
 
 
-class _Torchrun:
+class Job:
     """One agent a node, on this machine."""
 
     def __init__(
@@ -93,7 +100,7 @@ class _Torchrun:
             return False
         finally:
             for agent in self.agents:
-                _kill_tree(agent.pid)
+                kill_tree(agent.pid)
                 agent.wait()
             for pid in {line["pid"] for line in jobs.lines(self._folder)}:  # its workers are in sessions of their own
                 with contextlib.suppress(ProcessLookupError):
@@ -112,25 +119,9 @@ def start_torchrun(
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if own_store else {}
     if hang_seconds is not None:
         environment["BENCH_GROUP_SECONDS"] = str(hang_seconds)
-    job = _Torchrun(
+    job = Job(
         folder, ["--standalone", "--nproc-per-node", "2", "--max-restarts", "20"], [folder, str(total), str(every)],
         **environment,
-    )  # fmt: skip
-    job.start()
-    return Started(folder=folder, began=began, wait=job.wait, restarts=job.restarts)
-
-
-def start_nvrx(folder: str, *, total: int, every: int, hang_seconds: float | None = None) -> Started:
-    """NVRx' launcher, in the environment that BENCH_PEERS names; its ranks tell it that they live after each step."""
-    began = time.time()
-    limit = str(hang_seconds if hang_seconds is not None else 600.0)
-    job = _Torchrun(
-        folder,
-        ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--nnodes", "1", "--nproc-per-node", "2",
-         "--max-restarts", "20", "--ft-rank-heartbeat-timeout", limit, "--ft-initial-rank-heartbeat-timeout", "60",
-         "--ignore-missing-fault-tol-cfg"],
-        [folder, str(total), str(every)],
-        launcher=(str(peer_tools() / "ft_launcher"),), BENCH_NVRX="1", PYTHONPATH=str(_ROOT),
     )  # fmt: skip
     job.start()
     return Started(folder=folder, began=began, wait=job.wait, restarts=job.restarts)
@@ -145,7 +136,7 @@ def start_torchrun_nodes(folder: str, *, total: int, every: int, own_store: bool
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{free.getsockname()[1]}"
-    job = _Torchrun(
+    job = Job(
         folder,
         ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "bench",
          "--nproc-per-node", "1", "--max-restarts", "3"],
@@ -157,16 +148,11 @@ def start_torchrun_nodes(folder: str, *, total: int, every: int, own_store: bool
 
     def lose_node() -> None:
         lost = job.agents.pop()
-        _kill_tree(lost.pid)
+        kill_tree(lost.pid)
         lost.wait()
         job.start("--node-rank", "1", "--rdzv-conf", "is_host=0")
 
     return Started(folder=folder, began=began, wait=job.wait, restarts=job.restarts, lose_node=lose_node)
-
-
-def peer_tools() -> pathlib.Path:
-    """Where the programs of peers are that no environment of ours has; see docs/benchmarks.md."""
-    return pathlib.Path(os.environ.get("BENCH_PEERS", ""))
 
 
 PEERS: dict[str, Callable[..., Started]] = {
@@ -174,8 +160,6 @@ PEERS: dict[str, Callable[..., Started]] = {
     "torchrun": start_torchrun,
     "torchrun, own store": functools.partial(start_torchrun, own_store=True),
 }
-if (peer_tools() / "ft_launcher").is_file():
-    PEERS["NVRx launcher"] = start_nvrx
 NODE_PEERS = {
     "sgpu": functools.partial(start_sgpu, nodes=2),
     "sgpu, warm spare": functools.partial(start_sgpu, nodes=2, spares=1),

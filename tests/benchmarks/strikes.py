@@ -47,14 +47,20 @@ def plan(folder: str, fault: str, *, step: int, number: int = 0) -> None:
 
 
 def meet(folder: str, rank: int, step: int) -> None:
-    """To be called after each step, by every rank."""
-    for path in pathlib.Path(folder).glob("strike*.json"):
+    """To be called after each step, by every rank. Faults come in the order of their numbers."""
+    waiting = list(pathlib.Path(folder).glob("strike*.json"))
+    if not waiting:
+        return
+    path = min(waiting, key=lambda path: int(path.stem.removeprefix("strike")))
+    try:
         planned = json.loads(path.read_text())
-        if planned["rank"] == rank and step >= planned["step"]:
-            told = path.with_suffix(".told")
-            told.write_text(json.dumps({"time": time.time(), "rank": rank, "step": step}))
-            path.rename(path.with_suffix(".fired"))
-            FAULTS[planned["fault"]][1]()
+    except FileNotFoundError:
+        return  # another rank has just met it
+    if planned["rank"] == rank and step >= planned["step"]:
+        told = path.with_suffix(".told")
+        told.write_text(json.dumps({"time": time.time(), "rank": rank, "step": step}))
+        path.rename(path.with_suffix(".fired"))
+        FAULTS[planned["fault"]][1]()
 
 
 def fired(folder: str) -> list[dict[str, Any]]:
