@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import pathlib
 from itertools import islice
 from typing import Any
 
+import botocore.auth
 import fsspec
 import pytest
 
 import sgpu.data.cache
-from sgpu.contract.errors import DataError, ListingChangedError
+from sgpu.contract.errors import DataError, FetchError, ListingChangedError, VolumeError
 from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
 from sgpu.testing.proxy import FaultyProxy
@@ -107,3 +109,20 @@ def test_a_file_takes_one_request(s3: str, s3_server: S3, files: dict[str, bytes
         volume[number]
     del store._call_s3
     assert asked == ["get_object"] * len(files)
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_a_clock_that_is_wrong_is_told_as_refused_credentials(
+    hours: int, s3: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    volume = VolumeFiles(s3)
+    now = botocore.auth.get_current_datetime
+    monkeypatch.setattr(
+        botocore.auth, "get_current_datetime", lambda *told, **more: now(*told, **more) + dt.timedelta(hours=hours)
+    )
+    with pytest.raises(FetchError, match=r"these credentials, and also those that were looked up anew.*(?i:time|skew)"):
+        volume[0]
+    with pytest.raises(VolumeError, match=r"(?i:time|skew|credentials)"):
+        VolumeFiles(s3)
+    monkeypatch.undo()
+    assert pathlib.Path(volume[0]).exists(), "once the clock is right"
