@@ -16,6 +16,7 @@ import sgpu
 from sgpu import settings
 from sgpu.data import living
 from sgpu.data.source import Source
+from sgpu.data.volumes.opening import hasten
 
 _PR_SET_PDEATHSIG = 1
 _NICENESS = 10
@@ -80,6 +81,7 @@ def begin() -> tuple[dict[str, Any], Source]:
     os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted cell is the loop's business
     source = Source.from_description(told["source"])
+    hasten(source.volume)
     signal.signal(signal.SIGTERM, lambda *_: leave(source))
     return told, source
 

@@ -58,4 +58,4 @@ def test_the_core_needs_no_extra(root: pathlib.Path, trees: dict[str, ast.Module
     text = (root / "pyproject.toml").read_text()
     core = text[text.index("dependencies = [") : text.index("[project.optional-dependencies]")].lower()
     missing = {name for name in imported(ours) if f'"{PACKAGE_OF.get(name, name).lower()}' not in core}
-    assert missing - {"safetensors"} == set()
+    assert missing - {"safetensors", "obstore"} == set(), "these two are done without where they are not installed"

@@ -63,8 +63,14 @@ def _free_ports(count: int) -> list[int]:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """SeaweedFS, one process, for all tests of a session."""
-    folder = tmp_path_factory.mktemp("s3")
+    """One for all tests of a session."""
+    with running_s3(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running_s3(folder: pathlib.Path) -> Iterator[S3]:
+    """SeaweedFS, one process."""
     master, volume, filer, port = _free_ports(4)
     server = S3(port=port, key="key", secret="secret")
     config = folder / "s3.json"

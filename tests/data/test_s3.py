@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import pathlib
+import sys
 from itertools import islice
 from typing import Any
 
@@ -16,6 +17,8 @@ import sgpu.data.cache
 from sgpu.contract.errors import DataError, FetchError, ListingChangedError, VolumeError
 from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
+from sgpu.data.volumes.entry import Entry
+from sgpu.data.volumes.url import UrlVolume
 from sgpu.testing.proxy import FaultyProxy
 from tests.checkpoint.servers import S3, s3, s3_server  # noqa: F401 - fixtures
 from tests.data import keys
@@ -126,3 +129,65 @@ def test_a_clock_that_is_wrong_is_told_as_refused_credentials(
         VolumeFiles(s3)
     monkeypatch.undo()
     assert pathlib.Path(volume[0]).exists(), "once the clock is right"
+
+
+def hastened(url: str, credentials: str | None = None) -> tuple[UrlVolume, dict[str, Entry]]:
+    volume = UrlVolume(url, credentials)
+    volume.hasten()
+    return volume, {entry.path: entry for entry in volume.entries()}
+
+
+def body_of(volume: UrlVolume, entry: Entry) -> bytes:
+    descriptor = os.memfd_create("body")
+    try:
+        os.ftruncate(descriptor, entry.size_bytes)
+        volume.copy(entry, descriptor)
+        return os.pread(descriptor, entry.size_bytes + 1, 0)
+    finally:
+        os.close(descriptor)
+
+
+def test_obstore_brings_the_same_bytes_and_notices_another_version(
+    s3: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    volume, entries = hastened(s3)
+    assert {path: body_of(volume, entry) for path, entry in entries.items()} == files
+    large = next(entry for entry in entries.values() if entry.size_bytes == 300_000)
+    assert volume.read(large, 100, 2_000) == files[large.path][100:2_000]
+    assert volume._quick is not None
+    assert volume._quick.answers >= len(files)
+    monkeypatch.setattr(url_volumes, "RANGE_BYTES", 100_000)
+    assert body_of(volume, large) == files[large.path]
+    fsspec.filesystem("s3").pipe_file(f"{s3.removeprefix('s3://')}/{large.path}", bytes(300_000))
+    with pytest.raises(ListingChangedError):
+        body_of(volume, large)
+
+
+def test_what_obstore_fails_at_is_asked_of_s3fs(
+    s3: str, s3_server: S3, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
+        monkeypatch.setitem(keys.s3_options, "endpoint_url", f"http://127.0.0.1:{proxy.port}")
+        keys.s3_keys[:] = [s3_server.key, "second"]
+        volume, entries = hastened(s3, "tests.data.keys:for_s3")
+        some, others = list(entries.values())[:5], list(entries.values())[5:]
+        assert [body_of(volume, entry) for entry in some] == [files[entry.path] for entry in some]
+        first = volume._quick
+        proxy.expire(s3_server.key)
+        assert [body_of(volume, entry) for entry in others] == [files[entry.path] for entry in others]
+        assert proxy.fired >= 2  # obstore was refused, then s3fs, which looked for other credentials
+        assert volume._quick is not first
+        assert volume._quick is not None
+        assert volume._quick.answers >= 1
+        whole = next(entry for entry in entries.values() if entry.size_bytes == 300_000)
+        proxy.fail("cut_reply", after_bytes=1_000)
+        assert body_of(volume, whole) == files[whole.path]
+
+
+def test_without_obstore_s3fs_reads(
+    s3: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    volume, entries = hastened(s3)
+    assert {path: body_of(volume, entry) for path, entry in entries.items()} == files
+    assert volume._quick is None

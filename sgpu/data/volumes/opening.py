@@ -37,6 +37,13 @@ def open_volume(url: str | os.PathLike[str], credentials: str | None = None) -> 
     return opened
 
 
+def hasten(volume: Volume) -> None:
+    """For a process that is executed and never forks: its reads may use what does not live through a fork."""
+    if not isinstance(volume, FolderVolume):
+        opened: Any = volume
+        opened.hasten()
+
+
 def local_root(url: str) -> pathlib.Path | None:
     """The folder of a local volume, links followed; None for a URL."""
     return None if "://" in url else pathlib.Path(url).resolve()
