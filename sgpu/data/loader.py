@@ -112,7 +112,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             files_at_a_time=files_at_a_time, workers=workers, workers_live_on=told.persistent_workers,
         ))  # fmt: skip
         self._running = Running(self._pipeline, told)
-        self._stops_together = stop_together and self._pipeline.settles
+        self.stops_together = stop_together and self._pipeline.settles  # an epoch ends for all when it ends for one
         self._meter = Meter(functools.partial(_counts, dataset))  # not a method: a loader that is dropped ends at once
         self._pass, self._under_way = 0, False
 
@@ -147,11 +147,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
                 "this loader was iterated anew, which ended the earlier iteration; use one iterator at a time, or a "
                 "loader for each"
             )
-        began, epoch = time.perf_counter(), self._pipeline.epoch
+        # `state_dict` may have found out already that the epoch has ended here, and gone to the next.
+        began, epoch = time.perf_counter(), self._pipeline.epoch - self._pipeline.ended
         envelope = self._running.next()
-        if self._stops_together and together.is_needed() and together.ends(envelope is not None, epoch):
+        if self.stops_together and together.is_needed() and together.ends(envelope is not None, epoch):
             if envelope is not None:
                 self._pipeline.set_epoch(epoch + 1)
+                self._pipeline.ended = True
                 self._running.end_pass()
             raise StopIteration
         if envelope is None:

@@ -111,6 +111,17 @@ class Position:
         if epoch is not None and epoch - self._ahead > self._progress.epoch:
             self._progress.epoch, self._progress.batch = epoch - self._ahead, 0
 
+    def follow_others(self, most: Callable[[int], int]) -> None:
+        """Where an epoch ends for all when it ends for one, one that had just ended when it was saved is over for all.
+
+        Args:
+            most: gives the largest of all ranks' numbers.
+        """
+        epoch = most(self._progress.epoch)
+        if epoch > self._progress.epoch and getattr(self._loader, "stops_together", False):
+            self._loader.set_epoch(epoch + self._ahead)
+            self._progress.epoch, self._progress.batch = epoch, 0
+
     def _loader_epoch(self) -> int | None:
         epoch = getattr(self._loader, "epoch", None) if self.stateful else None
         return epoch if isinstance(epoch, int) else None

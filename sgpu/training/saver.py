@@ -45,18 +45,19 @@ class Saver:
         self._checkpointer, self._session, self._meter = checkpointer, session, meter
         self._progress, self._position = progress, position
         self._saved_step: int | None = None
-        self.restored = self._restore()
+        self.restored = self._restore(agreement)
         if self.restored is not None:
             # What came from memory may have failed to reach the volume; it is saved again where no later step is.
             self._saved_step = self._progress.step if self.restored.source == "volume" else None
         self._cadence = Cadence(policy, step=self._progress.step, agree=agreement.from_main)
 
-    def _restore(self) -> Restored | None:
+    def _restore(self, agreement: Agreement) -> Restored | None:
         """The newest checkpoint; an older one, where a run has grown and too little is left of an epoch to share."""
         found = self._checkpointer.restore()
         while found is not None:
             try:
                 self._follow(found)
+                self._position.follow_others(agreement.most)
                 return found
             except PositionError as error:
                 older = self._checkpointer.restore(before=found.step) if "left" in error.facts else None

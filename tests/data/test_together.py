@@ -9,12 +9,15 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 RANK = """
 import datetime, json, sys, warnings
 import torch, torch.distributed as dist
 from torch.utils.data import IterableDataset
 from sgpu.data import DataLoader
 rank, store, lengths, start = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
+saved = sys.argv[5] == "saved"
 limit = datetime.timedelta(seconds=30)
 dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2, timeout=limit)
 class Uneven(IterableDataset):
@@ -29,6 +32,8 @@ with warnings.catch_warnings(record=True) as caught:
         for _ in range(2):
             for batch in loader:
                 seen.append(batch.tolist())
+                if saved:
+                    loader.state_dict()
                 dist.all_reduce(torch.zeros(1))
             seen.append(loader.epoch)
     except Exception as problem:
@@ -39,10 +44,10 @@ dist.destroy_process_group()
 """
 
 
-def both(tmp_path: pathlib.Path, lengths: list[int], epochs: list[int]) -> list[Any]:
+def both(tmp_path: pathlib.Path, lengths: list[int], epochs: list[int], how: str = "") -> list[Any]:
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store"), json.dumps(lengths), json.dumps(epochs)],
+            [sys.executable, "-c", RANK, str(rank), f"{tmp_path}/store", json.dumps(lengths), json.dumps(epochs), how],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, "RANK": str(rank), "WORLD_SIZE": "2"},
         )
@@ -56,8 +61,10 @@ def both(tmp_path: pathlib.Path, lengths: list[int], epochs: list[int]) -> list[
     return answers
 
 
-def test_all_ranks_stop_when_the_first_runs_out(tmp_path: pathlib.Path) -> None:
-    (short, told_short), (long, told_long) = both(tmp_path, [4, 7], [0, 0])
+@pytest.mark.parametrize("how", ["", "saved"])
+def test_all_ranks_stop_when_the_first_runs_out(how: str, tmp_path: pathlib.Path) -> None:
+    """Also where a position that is asked for finds out, on the short rank alone, that the epoch has ended."""
+    (short, told_short), (long, told_long) = both(tmp_path, [4, 7], [0, 0], how)
     assert short == long == [[0, 1], [2, 3], 1, [0, 1], [2, 3], 2]
     assert told_short == []
     assert [text.split(";")[0] for text in told_long] == [
