@@ -111,7 +111,7 @@ def finish_in_background(
         staged.copy()
         flight.staged.set()
         filled = staged.complete(mark)
-        failpoint("checkpoint.staged", job.rank)
+        failpoint("checkpoint.staged", job.rank, step=job.step)
         flight.size_bytes = staged.size_bytes + sum(size for _, size in filled.own_objects) + filled.rank_bytes
         whole = replace(
             job, objects=filled.objects, own_objects=filled.own_objects, rank_bytes=filled.rank_bytes,
@@ -120,7 +120,7 @@ def finish_in_background(
 
         def handed() -> None:
             flight.handed.set()
-            failpoint("checkpoint.handed", job.rank)
+            failpoint("checkpoint.handed", job.rank, step=job.step)
 
         finished = writer.save(whole, mark, handed)
         reason = ""

@@ -278,7 +278,7 @@ class Checkpointer:
         """None: that failed, and the policy says that training goes on."""
         reason, facts = "its state_dict() failed", dict[str, Any]()
         try:
-            failpoint("checkpoint.stage", self._ranks.rank)
+            failpoint("checkpoint.stage", self._ranks.rank, step=step)
             self._attempts.claim()
             staged = self._stager.stage(deferring=self._deferring)
             reason = ""

@@ -22,6 +22,17 @@ POINTS = (
     "checkpoint.copy_arrived", "metrics.flush", "metrics.batch_written",
 )  # fmt: skip
 
+# Who passes them does not know which step of the training it is, or which rank.
+_WITHOUT_STEP = frozenset({
+    "run.submit", "worker.boot", "worker.reboot", "training.epoch", "worker.result", "data.copy", "data.publish",
+    "checkpoint.shard_half", "checkpoint.before_prune", "checkpoint.prune", "checkpoint.restore",
+    "checkpoint.copy_half", "checkpoint.copy_arrived", "metrics.flush", "metrics.batch_written",
+})  # fmt: skip
+_WITHOUT_RANK = frozenset({
+    "run.submit", "training.epoch", "data.copy", "data.publish", "checkpoint.before_prune", "checkpoint.prune",
+    "metrics.batch_written",
+})  # fmt: skip
+
 # As a fail-point has it, and where it happens unless the user says so.
 _ACTIONS: Mapping[str, tuple[str, str]] = MappingProxyType({
     "kill": ("kill", STEP), "stop": ("stop", STEP), "exit": ("exit:{code}", STEP), "raise": ("raise:{error}", STEP),
@@ -73,6 +84,12 @@ class Fault:
             raise InputError(f"Fault(seconds=...): expected seconds, 0 or more; found {self.seconds!r}")
         if self.at is not None and self.at not in POINTS:
             raise InputError(f"Fault(at=...): expected the name of a point, one of {list(POINTS)}; found {self.at!r}")
+        for name, unknown in (("step", _WITHOUT_STEP), ("rank", _WITHOUT_RANK)):
+            if getattr(self, name) is not None and self.at in unknown:
+                raise InputError(
+                    f"Fault({name}=..., at={self.at!r}): who passes that point knows no {name}, so that it would never "
+                    f"strike; leave {name} out"
+                )
         found = getattr(builtins, self.error, None) if isinstance(self.error, str) else None
         if not isinstance(found, type) or not issubclass(found, BaseException):
             raise InputError(

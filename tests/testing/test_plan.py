@@ -29,6 +29,7 @@ ROOT = pathlib.Path(__file__).parents[2]
         (Fault("held GIL", step=2), "training.step%2!=hold"),
         (Fault("disk full", step=20), "checkpoint.write%20!=errno:ENOSPC"),
         (Fault("corrupt", rank=1), "checkpoint.shard_written@1!=flip"),
+        (Fault("kill", rank=0, step=6, at="checkpoint.metadata"), "checkpoint.metadata@0%6!=kill"),
         (Fault("stop", rank=0, at="checkpoint.restore"), "checkpoint.restore@0!=stop"),
     ],
 )
@@ -53,6 +54,8 @@ def test_every_kind_can_be_planned(kind: Any) -> None:
         ({"kind": "kill", "step": 0}, "1 or more; found 0"),
         ({"kind": "kill", "at": "no point"}, "the name of a point"),
         ({"kind": "kill", "at": "training.stp"}, r"one of \[.*'training.step'.*\]; found 'training.stp'"),
+        ({"kind": "kill", "step": 3, "at": "checkpoint.restore"}, "knows no step, so that it would never strike"),
+        ({"kind": "kill", "rank": 0, "at": "data.copy"}, "knows no rank"),
         ({"kind": "slow", "seconds": float("nan")}, "seconds, 0 or more"),
         ({"kind": "raise", "error": "NoSuchError"}, "built-in exception.*found 'NoSuchError'"),
         ({"kind": "raise", "error": ValueError}, "built-in exception"),

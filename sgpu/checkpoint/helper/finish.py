@@ -71,7 +71,7 @@ def _write_and_commit(
     on_written(written)
     failpoint("checkpoint.shard_written", job.rank, step=job.step, file=_first_file(store, job))
     tell_done(store, job, written)
-    failpoint("checkpoint.done", job.rank)
+    failpoint("checkpoint.done", job.rank, step=job.step)
     if job.rank == 0:
         commit.commit(store, job, patience)
     else:

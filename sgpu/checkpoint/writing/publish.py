@@ -37,11 +37,11 @@ def publish(
     prefix = f"{folder}/" if folder else ""
     entry = FileEntry(size_bytes=len(record), crc32c=checksum.of(record))
     manifest = replace(manifest, files={**manifest.files, names.METADATA: entry})
-    failpoint("checkpoint.manifest")
+    failpoint("checkpoint.manifest", 0, step=manifest.step)
     _put(store, prefix + names.MANIFEST, manifest.to_bytes())
     if before_commit is not None:
         before_commit()
-    failpoint("checkpoint.metadata")
+    failpoint("checkpoint.metadata", 0, step=manifest.step)
     _put(store, prefix + names.METADATA, record)
     return manifest
 
