@@ -27,7 +27,7 @@ from tests.benchmarks.table import show
 _STRIKE_AFTER_STEP, _TOTAL, _EVERY = 12, 40, 5
 _HANG_SECONDS = 2.0
 _GROUP_SECONDS = 10.0  # torchrun's ranks notice a hang by their group's time-out, which must hold a checkpoint too
-_START_SECONDS, _ROUND_SECONDS = 60.0, 30.0
+_START_SECONDS, _ROUND_SECONDS, _NODE_SECONDS = 60.0, 20.0, 60.0  # a start; all from a fault to the job's end
 _SCHEDULE = ("SIGKILL", "exception", "SIGKILL of rank 0", "exception")
 _SCHEDULE_STEPS = 200  # between two of its faults
 FAULTS = (*strikes.FAULTS, "node lost")
@@ -46,7 +46,7 @@ def recover(fault: str, start: Callable[..., Started], *, hang_seconds: float | 
         except TimeoutError:
             started.wait(0.0)
             return {"seconds": math.nan, "clean": False}
-        ended_well = started.wait(_ROUND_SECONDS)
+        ended_well = started.wait(_NODE_SECONDS if fault == "node lost" else _ROUND_SECONDS)
         seconds = _seconds_to_step(folder, struck, started.resumes(fault))
         return {"seconds": seconds, "clean": ended_well and started.restarts() == 1 and not math.isnan(seconds)}
 
@@ -82,7 +82,7 @@ def _seconds_to_step(folder: str, struck: float, resumes: int) -> float:
     for line in lines:
         if line["life"] not in before:
             firsts.setdefault(line["rank"], line["time"])
-    return max(firsts.values()) - struck if len(firsts) >= resumes else math.nan
+    return float(max(firsts.values()) - struck) if len(firsts) >= resumes else math.nan
 
 
 def schedule(start: Callable[..., Started], faults: Sequence[str]) -> float:
@@ -98,10 +98,15 @@ def schedule(start: Callable[..., Started], faults: Sequence[str]) -> float:
         return max(line["time"] for line in jobs.lines(folder)) - started.began
 
 
-def rows_of(rounds: int, faults: Sequence[str], ways: Sequence[str] | None) -> list[dict[str, Any]]:
-    """Round by round, each fault and way in turn."""
+def rows_of(
+    rounds: int, faults: Sequence[str], ways: Sequence[str] | None, *, minutes: float = math.inf
+) -> list[dict[str, Any]]:
+    """Round by round, each fault and way in turn; after so many minutes no round is begun."""
     found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    until = time.monotonic() + 60 * minutes
     for _ in range(rounds):
+        if time.monotonic() > until:
+            break
         for fault in faults:
             ways_here = NODE_PEERS if fault == "node lost" else PEERS
             for way in ways_here:
@@ -159,9 +164,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--faults", nargs="*", choices=FAULTS, default=FAULTS)
     parser.add_argument("--ways", nargs="*", choices=sorted({*PEERS, *NODE_PEERS}), help="none: all that are here")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after so many, no round is begun")
     parser.add_argument("--schedule", action="store_true", help="seconds for many steps with faults in between instead")
     asked = parser.parse_args()
-    show(schedule_rows(asked.rounds, asked.ways) if asked.schedule else rows_of(asked.rounds, asked.faults, asked.ways))
+    if asked.schedule:
+        show(schedule_rows(asked.rounds, asked.ways))
+    else:
+        show(rows_of(asked.rounds, asked.faults, asked.ways, minutes=asked.minutes))
 
 
 if __name__ == "__main__":
