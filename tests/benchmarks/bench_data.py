@@ -1,10 +1,11 @@
 """Reading files of a slow volume: this loader, torch's, other libraries' where they are installed, and the bare files.
 
-Every row is one process that reads all files twice, with batches of 16. The volume has 20 ms an open and 100 MB/s that
-all readers share; files are of 100 KB and not decoded, so no reader can be faster than `of_bandwidth` 1 while it reads
-the volume. "step" adds a sleep of 50 ms a batch, as a GPU that computes. `fetch_ms` is what the loop waits for a batch,
-mean, without the first. Only ratios within one run mean anything. Peers are those of
-data_peers.py.
+Every row is one process that reads all files twice, with batches of 16. The volume has 20 ms an open (a request) and
+100 MB/s that all readers share, so no reader can be faster than `of_limit` 1 while it reads the volume. "step" adds a
+sleep of 50 ms a batch, as a GPU that computes. `fetch_ms` is what the loop waits for a batch, mean, without the first.
+Only ratios within one run mean anything. Peers are those of data_peers.py.
+
+python -m tests.benchmarks data [--store s3] [--file-bytes N] [--jpeg] [--files N] [--only NAME]...
 """
 
 from __future__ import annotations
@@ -18,58 +19,68 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.benchmarks import data_peers
-from tests.benchmarks.table import show
+from tests.benchmarks.data_cases import BYTES_PER_SECOND, Case, Reader, body, decoding_alone, make_files, parse, served
 
 BATCH = 16
-FILE_BYTES = 100_000
-OPEN_SECONDS = 0.02
-BYTES_PER_SECOND = 100e6
 STEP_SECONDS = 0.05
-SYSTEMS = ("files, 64 threads", "torch", "sgpu")
+FILES = "files, 64 threads"
 
 
-def run(quick: bool) -> list[dict[str, Any]]:
-    files = 320 if quick else 2000
+def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
+    case = parse(more, quick=quick)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         volume = pathlib.Path(folder) / "volume"
-        volume.mkdir()
-        for number in range(files):
-            (volume / f"{number:05}.bin").write_bytes(os.urandom(FILE_BYTES))
-        for system in SYSTEMS:
-            for workers in (0,) if system.startswith("files") else (0, 2) if quick else (0, 4):
-                for mode in ("free",) if quick or system.startswith("files") else ("free", "step"):
-                    rows += _in_a_process(folder, system=system, workers=workers, mode=mode)
-        for peer, version in data_peers.installed().items():
-            data_peers.convert(peer, volume, pathlib.Path(folder) / peer)
-            workers = 0 if "threads" in peer else 2 if quick else 4
-            for mode in ("free",) if quick else ("free", "step"):
-                found = _in_a_process(folder, system=peer, workers=workers, mode=mode)
-                rows += [{**row, "version": version} for row in found]
-            shutil.rmtree(pathlib.Path(folder) / peer, ignore_errors=True)
+        make_files(volume, case)
+        limit = BYTES_PER_SECOND / next(volume.iterdir()).stat().st_size
+        if case.jpeg:
+            limit = min(limit, decoding_alone(volume))
+            rows.append({"reads": f"decoding alone, {os.cpu_count()} processes", "samples_per_second": limit})
+        with served(volume, case) as (url, environment):
+            for system, workers, modes in _wanted(case, quick):
+                shards = pathlib.Path(folder) / system
+                data_peers.convert(system, volume, shards)
+                for mode in modes:
+                    rows += _in_a_process(
+                        environment, volume=url, shards=str(shards), system=system, workers=workers, mode=mode,
+                        limit=limit,
+                    )  # fmt: skip
+                shutil.rmtree(shards, ignore_errors=True)
     return rows
 
 
-def _in_a_process(folder: str, **case: Any) -> list[dict[str, Any]]:
+def _wanted(case: Case, quick: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """Systems, with their workers and modes."""
+    several, both = 2 if quick else 4, ("free",) if quick else ("free", "step")
+    here = data_peers.installed() if case.store == "folder" else {}
+    absent = data_peers.PEERS.keys() - here.keys()
+    if absent:
+        why = "not installed" if case.store == "folder" else "not run against S3"
+        print(f"{why}: {', '.join(sorted(absent))}")
+    print("versions:", ", ".join(f"{name} {version}" for name, version in here.items()) or "no peers")
+    yield from (
+        row for row in (
+            (FILES, 0, ("free",)), ("torch", several, both), ("sgpu", 0, both),
+            ("sgpu", several, both), *((name, 0 if "threads" in name else several, both) for name in here),
+        ) if case.wants(row[0])
+    )  # fmt: skip
+
+
+def _in_a_process(environment: dict[str, str], **case: Any) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as home:
-        environment = {
-            **os.environ, "SGPU_HOME": home, "SLOW_FOLDER": folder, "SLOW_PIPE": f"{home}/pipe",
-            "SLOW_OPEN_SECONDS": str(OPEN_SECONDS), "SLOW_BYTES_PER_SECOND": str(BYTES_PER_SECOND),
-            "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent / "slow"), os.getcwd()]),
-            "PYTHONWARNINGS": "ignore",
-        }  # fmt: skip
         told = subprocess.run(
-            [sys.executable, "-m", "tests.benchmarks.bench_data", json.dumps({
-                "volume": f"{folder}/volume", "shards": f"{folder}/{case['system']}", "home": home, **case,
-            })],
-            env=environment, stdout=subprocess.PIPE, check=True, text=True, timeout=600,
+            [sys.executable, "-m", "tests.benchmarks.bench_data", json.dumps({"home": home, **case})],
+            env={
+                **os.environ, "SGPU_HOME": home, "SLOW_PIPE": f"{home}/pipe", "PYTHONWARNINGS": "ignore", **environment,
+            },
+            stdout=subprocess.PIPE, check=True, text=True, timeout=600,
         )  # fmt: skip
-        rows: list[dict[str, Any]] = json.loads(told.stdout)
+        rows: list[dict[str, Any]] = json.loads(told.stdout.splitlines()[-1])
         return rows
 
 
@@ -90,7 +101,7 @@ def _read_twice(case: dict[str, Any]) -> list[dict[str, Any]]:
         seconds = time.perf_counter() - start
         rows.append({
             "reads": case["system"], "workers": case["workers"], "mode": case["mode"], "epoch": epoch,
-            "samples_per_second": samples / seconds, "of_bandwidth": samples * FILE_BYTES / seconds / BYTES_PER_SECOND,
+            "samples_per_second": samples / seconds, "of_limit": samples / seconds / case["limit"],
             "first_batch_seconds": waits[0], "fetch_ms": 1e3 * sum(waits[1:]) / max(1, len(waits) - 1),
         })  # fmt: skip
     return rows
@@ -106,20 +117,20 @@ def _passes(case: dict[str, Any]) -> Iterator[Iterator[Any]]:
 
     class Direct(Dataset[bytes]):
         def __init__(self) -> None:
-            self.paths = sorted(pathlib.Path(case["volume"]).iterdir())
+            self.read = Reader(case["volume"])
 
         def __len__(self) -> int:
-            return len(self.paths)
+            return len(self.read.names)
 
         def __getitem__(self, number: int) -> bytes:
-            return _body(self.paths[number])
+            return self.read(self.read.names[number])
 
     class Through(IterableDataset[bytes]):
         def __init__(self) -> None:
             self.volume = VolumeDataset(case["volume"], shuffle=True)
 
         def __iter__(self) -> Iterator[bytes]:
-            return map(_body, self.volume)
+            return map(body, self.volume)
 
     if case["system"] in data_peers.PEERS:
         importlib.import_module(data_peers.PEERS[case["system"]][0])
@@ -134,21 +145,12 @@ def _passes(case: dict[str, Any]) -> Iterator[Iterator[Any]]:
         with DataLoader(Through(), BATCH, num_workers=workers, collate_fn=list) as loader:
             yield from iter(lambda: iter(loader), None)
     elif case["system"] in data_peers.PEERS:
-        yield from data_peers.passes(case["system"], case["volume"], case["shards"], case["home"], workers, _body)
+        yield from data_peers.passes(case["system"], case["volume"], case["shards"], case["home"], workers, body)
     else:
-        paths = Direct().paths
+        read = Reader(case["volume"])
         with ThreadPoolExecutor(64) as pool:
-            yield from iter(lambda: ([body] for body in pool.map(_body, paths)), None)
-
-
-def _body(path: Any) -> bytes:
-    """A tenth of a file's bytes, so that what goes between processes does not decide."""
-    with open(path, "rb") as file:
-        return file.read()[: FILE_BYTES // 10]
+            yield from iter(lambda: ([found] for found in pool.map(read, read.names)), None)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and sys.argv[1].startswith("{"):
-        print(json.dumps(_read_twice(json.loads(sys.argv[1]))))
-    else:
-        show(run("--quick" in sys.argv))
+    print(json.dumps(_read_twice(json.loads(sys.argv[1]))))

@@ -13,6 +13,8 @@ import tarfile
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.benchmarks.data_cases import cut
+
 BATCH = 16
 SHARD_FILES = 100
 THREADS = 32
@@ -81,7 +83,7 @@ class _Tenth:
         self.key = key
 
     def __call__(self, items: Any) -> list[bytes]:
-        return [bytes(item if self.key is None else item[self.key])[:10_000] for item in items]
+        return [cut(bytes(item if self.key is None else item[self.key])) for item in items]
 
 
 def _torchdata(volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
@@ -150,8 +152,9 @@ def _webdataset(volume: str, shards: str, home: str, workers: int, body: Body) -
 
     pathlib.Path(home, "web").mkdir(exist_ok=True)
     urls = [str(path) for path in sorted(pathlib.Path(shards).iterdir())]
+    suffix = next(pathlib.Path(volume).iterdir()).suffix[1:]
     data = webdataset.WebDataset(urls, shardshuffle=len(urls), cache_dir=f"{home}/web").shuffle(SHARD_FILES)
-    batches = data.batched(BATCH, collation_fn=_Tenth("bin"))
+    batches = data.batched(BATCH, collation_fn=_Tenth(suffix))
     loader = webdataset.WebLoader(batches, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     while True:
         yield iter(loader)

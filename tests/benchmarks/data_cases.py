@@ -1,0 +1,159 @@
+"""What the benchmark of data reads: a folder or an S3 server, of what files, and what is made of each."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import pathlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import fsspec
+import numpy as np
+
+OPEN_SECONDS = 0.02
+BYTES_PER_SECOND = 100e6
+_TAKEN_BYTES = 10_000
+_JPEG = "BENCH_JPEG"
+_SLOW = pathlib.Path(__file__).parent / "slow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Attributes: `only`: how the names of the systems to run begin; none: all."""
+
+    store: str
+    file_bytes: int
+    files: int
+    jpeg: bool
+    only: tuple[str, ...]
+
+    def wants(self, system: str) -> bool:
+        return not self.only or any(system.startswith(part) for part in self.only)
+
+
+def parse(more: Sequence[str], *, quick: bool) -> Case:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks data")
+    parser.add_argument("--store", choices=("folder", "s3"), default="folder")
+    parser.add_argument("--file-bytes", type=int, default=100_000)
+    parser.add_argument("--files", type=int, help="none: two seconds' worth of bandwidth, at most 4,000")
+    parser.add_argument("--jpeg", action="store_true", help="decode each file, a picture of about 100 KB")
+    parser.add_argument("--only", action="append", default=[], help="how a system's name begins; may come again")
+    told = parser.parse_args(more)
+    files = told.files or min(4000, int(2 * BYTES_PER_SECOND / told.file_bytes))
+    return Case(
+        store=told.store, file_bytes=told.file_bytes, files=min(files, 320) if quick else files, jpeg=told.jpeg,
+        only=tuple(told.only),
+    )  # fmt: skip
+
+
+# ---- the files
+
+
+def make_files(folder: pathlib.Path, case: Case) -> None:
+    folder.mkdir()
+    picture = _picture() if case.jpeg else b""
+    for number in range(case.files):
+        body = picture if case.jpeg else os.urandom(case.file_bytes)
+        (folder / f"{number:05}.{'jpg' if case.jpeg else 'bin'}").write_bytes(body)
+
+
+def _picture() -> bytes:
+    from PIL import Image
+
+    noise = np.random.default_rng(0).integers(0, 256, (96, 128, 3), np.uint8)
+    written = io.BytesIO()
+    Image.fromarray(noise).resize((512, 384), Image.Resampling.BICUBIC).save(written, "JPEG", quality=92)
+    return written.getvalue()
+
+
+@contextlib.contextmanager
+def served(folder: pathlib.Path, case: Case) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where the files are then, and what a process needs so that they are as slow as they should be."""
+    environment = {_JPEG: "1"} if case.jpeg else {}
+    if case.store == "folder":
+        slow = {
+            "SLOW_FOLDER": str(folder.parent), "SLOW_OPEN_SECONDS": str(OPEN_SECONDS),
+            "SLOW_BYTES_PER_SECOND": str(BYTES_PER_SECOND), "PYTHONPATH": os.pathsep.join([str(_SLOW), os.getcwd()]),
+        }  # fmt: skip
+        yield str(folder), {**environment, **slow}
+        return
+    from tests.checkpoint.servers import running_s3
+
+    home = folder.parent / "s3"
+    home.mkdir()
+    with running_s3(home) as server:
+        store = fsspec.filesystem(
+            "s3", key=server.key, secret=server.secret, endpoint_url=f"http://127.0.0.1:{server.port}",
+            client_kwargs={"region_name": "us-east-1"},
+        )  # fmt: skip
+        store.put([str(path) for path in folder.iterdir()], [f"bucket/volume/{path.name}" for path in folder.iterdir()])
+        proxy = subprocess.Popen(
+            [sys.executable, str(_SLOW / "proxy.py"), "127.0.0.1", str(server.port), str(OPEN_SECONDS),
+             str(BYTES_PER_SECOND)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert proxy.stdin is not None
+        assert proxy.stdout is not None
+        try:
+            yield "s3://bucket/volume", {**environment, **server.variables(int(proxy.stdout.readline()))}
+        finally:
+            proxy.stdin.close()
+            proxy.wait()
+
+
+# ---- what is made of each
+
+
+def cut(content: bytes) -> bytes:
+    """Some of its bytes, so that what goes between processes does not decide; of a picture, of what it shows."""
+    if _JPEG not in os.environ:
+        return content[:_TAKEN_BYTES]
+    from PIL import Image
+
+    return Image.open(io.BytesIO(content)).convert("RGB").tobytes()[:_TAKEN_BYTES]
+
+
+def body(path: Any) -> bytes:
+    with open(path, "rb") as file:
+        return cut(file.read())
+
+
+class Reader:
+    """The files themselves by their names, from a folder or S3; of each process its own client."""
+
+    def __init__(self, volume: str) -> None:
+        self.volume, self._store, self._pid = volume, None, 0
+        if volume.startswith("s3://"):
+            self.names = sorted(fsspec.filesystem("s3", skip_instance_cache=True).find(volume))
+        else:
+            self.names = [str(path) for path in sorted(pathlib.Path(volume).iterdir())]
+
+    def __call__(self, name: str) -> bytes:
+        if not self.volume.startswith("s3://"):
+            return body(name)
+        if self._pid != os.getpid():
+            self._store, self._pid = fsspec.filesystem("s3", skip_instance_cache=True), os.getpid()
+        store: Any = self._store
+        return cut(store.cat_file(name))
+
+
+def decoding_alone(folder: pathlib.Path) -> float:
+    """Pictures a second that as many processes as cores decode, from the local disk."""
+    paths = [str(path) for path in sorted(folder.iterdir())]
+    os.environ[_JPEG] = "1"
+    try:
+        with ProcessPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(body, paths[:64], chunksize=4))
+            began = time.perf_counter()
+            list(pool.map(body, paths, chunksize=16))
+            return len(paths) / (time.perf_counter() - began)
+    finally:
+        del os.environ[_JPEG]
