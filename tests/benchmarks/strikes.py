@@ -26,13 +26,20 @@ def _spin() -> None:
         pass
 
 
+def _hold() -> None:
+    """A deadlock in C. A `sleep` would be over with the first signal, as that which asks for stacks."""
+    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    lock(mutex)
+    lock(mutex)
+
+
 FAULTS: dict[str, tuple[int, Callable[[], Any]]] = {
     "exception": (1, _raise),
     "SIGKILL": (1, lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "SIGKILL of rank 0": (0, lambda: os.kill(os.getpid(), signal.SIGKILL)),
     "Python loop": (1, _spin),
     "blocking call": (1, lambda: select.select([], [], [])),
-    "held GIL": (1, lambda: ctypes.PyDLL(None).sleep(3600)),
+    "held GIL": (1, _hold),
     "SIGSTOP": (1, lambda: os.kill(os.getpid(), signal.SIGSTOP)),
 }
 """By name: the rank that does it to itself, and how."""
