@@ -109,7 +109,9 @@ class Sampler:
             if rank not in self._ranks or not beat.pid or beat.state is WorkerState.FINISHED:
                 self._processes.pop(rank, None)
                 continue
-            ranks[rank] = {**self._of_process(rank, beat.pid), **gpus.read(rank - self._ranks.start)}
+            told = {**self._of_process(rank, beat.pid), **gpus.read(rank - self._ranks.start)}
+            if told:
+                ranks[rank] = told
         second = max(0, int(now_seconds - self._created))
         return Sample(time_seconds=now_seconds, second=second, node=self._node, whole=self._whole(), ranks=ranks)
 
