@@ -10,6 +10,10 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+# A shell ignores it for what it starts in the background, and then no test's processes could be interrupted.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGALRM)
 
 

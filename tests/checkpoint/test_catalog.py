@@ -9,7 +9,7 @@ import torch
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy
 from sgpu.checkpoint.stores.posix import PosixStore
-from sgpu.contract.errors import CheckpointNotFoundError, InputError
+from sgpu.contract.errors import CheckpointCorruptError, CheckpointNotFoundError, InputError
 
 
 @pytest.fixture
@@ -83,3 +83,25 @@ def test_export_to_one_file(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
         Catalog(root).export(1, path, format="torch")
     with pytest.raises(InputError, match="safetensors"):
         Catalog(root).export(1, tmp_path / "x", format="zip")
+
+
+@pytest.mark.parametrize("record_too", [True, False])
+def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_none(
+    record_too: bool, root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a run prunes."""
+    read, gone = PosixStore.read, Catalog(root).inspect(2).path
+
+    def late(self: PosixStore, path: str, offset: int = 0, length: int | None = None) -> bytes:
+        if path.endswith("manifest.json") and (self._root / path).parent == pathlib.Path(gone):
+            (self._root / path).unlink(missing_ok=True)
+            if record_too:
+                (self._root / path).with_name(".metadata").unlink(missing_ok=True)
+        return read(self, path, offset, length)
+
+    monkeypatch.setattr(PosixStore, "read", late)
+    catalog = Catalog(root)
+    assert catalog.steps() == [1]
+    with pytest.raises(CheckpointNotFoundError if record_too else CheckpointCorruptError):
+        catalog.inspect(2)
+    assert not pathlib.Path(gone, "manifest.json").exists()

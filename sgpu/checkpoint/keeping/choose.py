@@ -99,7 +99,7 @@ def _look(store: Store, folder: str) -> tuple[Opened, Iterator[tuple[str, str]]]
     sizes = store.sizes(folder)
     manifest = None
     if names.MANIFEST in sizes or store.size(prefix + names.MANIFEST) is not None:  # a listing may be late
-        manifest = Manifest.from_bytes(store.read(prefix + names.MANIFEST), path)
+        manifest = Manifest.from_bytes(_read_manifest(store, prefix, path), path)
         expected = manifest.files.get(names.METADATA)
         if expected is None or checksum.of(record) != expected.crc32c or len(record) != expected.size_bytes:
             raise _damaged(path, names.METADATA, "its bytes are not those that were written")
@@ -108,6 +108,15 @@ def _look(store: Store, folder: str) -> tuple[Opened, Iterator[tuple[str, str]]]
     return Opened(folder=folder, path=path, index=index, manifest=manifest), _wrong(
         store, prefix, _expected_sizes(index, manifest), sizes
     )
+
+
+def _read_manifest(store: Store, prefix: str, path: str) -> bytes:
+    try:
+        return store.read(prefix + names.MANIFEST)
+    except FileNotFoundError:  # it is being deleted: the record goes first
+        if store.size(prefix + names.METADATA) is None:
+            raise CheckpointNotFoundError(f"{path} was deleted while it was looked at.", path=path) from None
+        raise _damaged(path, names.MANIFEST, "it is missing") from None
 
 
 def _wrong(
