@@ -10,6 +10,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from sgpu.contract import failpoint
+
 # A shell ignores it for what it starts in the background, and then no test's processes could be interrupted.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -23,6 +25,7 @@ def home(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Pat
     for name in list(os.environ):
         if name.startswith(("SGPU_", "SGC_", "MLFLOW_")) or name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
             monkeypatch.delenv(name)
+    failpoint.reset()  # what an earlier test had armed
     folder = tmp_path / "home"
     monkeypatch.setenv("SGPU_HOME", str(folder))
     monkeypatch.setenv("SGPU_ON_KERNEL_EXIT", "stop")

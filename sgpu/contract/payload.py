@@ -76,7 +76,7 @@ def _cell_sources() -> dict[str, str]:
     """Sources that exist in this process only (notebook cells), the newest first up to a limit."""
     found: dict[str, str] = {}
     total = 0
-    for filename, entry in reversed(list(linecache.cache.items())):
+    for filename, entry in reversed(linecache.cache.copy().items()):
         if len(entry) != 4 or os.path.exists(filename):
             continue
         text = "".join(entry[2])

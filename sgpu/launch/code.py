@@ -45,7 +45,7 @@ def _place(module: ModuleType) -> pathlib.Path | None:
 def snapshot(target: pathlib.Path) -> list[str]:
     """Copies this process' local modules into `target`; the names that were too large and are used in place."""
     left = []
-    for name, place in local_modules(list(sys.modules.items())).items():
+    for name, place in local_modules(sys.modules.copy().items()).items():
         if not place.exists():
             continue
         if place.is_file():

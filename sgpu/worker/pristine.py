@@ -138,7 +138,7 @@ def _callables(space: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _files() -> list[tuple[str, str]]:
     """Of all modules that have one."""
-    files = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
+    files = [(name, getattr(module, "__file__", None)) for name, module in sys.modules.copy().items()]
     return [(name, file) for name, file in files if isinstance(file, str) and os.path.isabs(file)]
 
 

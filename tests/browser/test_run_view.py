@@ -181,15 +181,16 @@ def test_keyboard_alone_in_a_narrow_dark_window_with_a_hostile_run(
     wide = page.locator(".sgpu-run").evaluate("run => run.scrollWidth <= run.clientWidth + 1")
     assert wide, "the view is wider than its cell"
 
+    page.locator(".sgpu-run").get_by_role("tab", name="Machines").wait_for()  # not there before its first figures
     page.locator(".sgpu-run").get_by_role("tab", name="Charts").focus()
     page.keyboard.press("ArrowRight")
     assert page.evaluate("document.activeElement.textContent") == "Events"
-    assert page.locator(".sgpu-events").is_visible()
+    page.locator(".sgpu-events").wait_for()
     page.keyboard.press("End")
-    assert page.locator(".sgpu-usage-chart canvas").first.is_visible()
+    page.locator(".sgpu-usage-chart canvas").first.wait_for()
     one.shot("machines-dark-narrow", shots)
     page.keyboard.press("ArrowLeft")
-    assert page.locator(".sgpu-log").is_visible()
+    page.locator(".sgpu-log").wait_for()
     outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
     assert outline == "solid", "the focus cannot be seen"
     page.keyboard.press("Tab")
