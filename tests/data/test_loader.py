@@ -247,8 +247,8 @@ def test_workers_start_while_a_thread_logs() -> None:
     thread = threading.Thread(target=busy)
     thread.start()
     try:
-        for _ in range(10):
-            with DataLoader(Logs(6), 2, num_workers=2, timeout=20) as loader:
+        for _ in range(50):
+            with DataLoader(Logs(6), 2, num_workers=2, timeout=60) as loader:
                 assert len(list(loader)) == 3
     finally:
         over.set()
