@@ -66,7 +66,7 @@ def steps_done(page: Any) -> int:
 
 @pytest.mark.timeout(240)  # three kernels one after the other
 def test_a_run_is_shown_live_and_stays_as_a_picture(notebook: Callable[..., Any], shots: pathlib.Path) -> None:
-    one = notebook("live", [start(14), FOLLOW, "1 + 1"], height=1300)
+    one = notebook("live", [start(8), FOLLOW, "1 + 1"], height=1300)
     one.run_all()
     page = one.page
     page.wait_for_selector(".sgpu-chart canvas")
