@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 import time
 from collections.abc import Mapping
 
 from sgpu.contract.events import emit
+from sgpu.contract.forwarding import NO_MLFLOW, command
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import read_status
 
@@ -21,9 +21,7 @@ class Forwarder:
 
     def __init__(self, run: RunDir, *, python: str, environment: Mapping[str, str]) -> None:
         self._run = run
-        self._command = [
-            python, "-m", "sgpu.metrics.forwarder", str(run.root), "--parent-pid", str(os.getpid()),
-        ]  # fmt: skip
+        self._command = command(run.root, python=python)
         # By the folder, what is left of it is found where the agent was killed: see leftovers.py.
         self._environment = {**environment, "SGPU_RUN_DIR": str(run.root)}
         self._process: subprocess.Popen[bytes] | None = None
@@ -52,7 +50,7 @@ class Forwarder:
                 self._given_up = True
                 self._process.kill()
             self._keeper.join()
-        if not in_time or self._code != 0:
+        if not in_time or self._code not in (0, NO_MLFLOW):  # that, it has told itself
             cause = f"ended with exit status {self._code}" if in_time else f"was not done after {seconds:g} s"
             self._warn(f"the metrics forwarder {cause}; see {self._run.forwarder_log}", generation)
 
@@ -79,9 +77,9 @@ class Forwarder:
             )
 
     def _has_done_its_work(self) -> bool:
-        """It ends by itself, with 0 or 1, once the run has ended; never by a signal, nor before."""
+        """It ends by itself, with 0 or 1, once the run has ended; never by a signal, nor before, except for ever."""
         status = read_status(self._run)
-        return self._code in (0, 1) and status is not None and status.final
+        return self._code == NO_MLFLOW or (self._code in (0, 1) and status is not None and status.final)
 
     def _warn(self, message: str, generation: int) -> None:
         emit(self._run, "warning", generation=generation, message=message)

@@ -26,7 +26,6 @@ class Generation:
     def __init__(self, run: RunDir, number: int, world_size: int, clock: Clock) -> None:
         self._run, self._clock = run, clock
         self.number, self.world_size = number, world_size
-        self.started_at = clock.monotonic()
         self.running: set[int] = set()
         self.finished: dict[int, float] = {}
         self.preempted: set[int] = set()

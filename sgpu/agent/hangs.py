@@ -42,6 +42,11 @@ class Hangs:
         self._looked_at = self._thawed_at = self._clock.monotonic()
         self._forget()
 
+    @property
+    def step_seconds(self) -> float:
+        """What a step of this run takes on the average; 0: there was none."""
+        return self._learner.times.mean_seconds
+
     def look(self, beats: Sequence[Beat], running: Set[int]) -> Failure | None:
         """The hang of the rank at fault, once its limit is over and the stacks are written."""
         now = self._clock.monotonic()

@@ -86,6 +86,11 @@ class StepTimes:
             self._classes = {at: count / 2 for at, count in self._classes.items() if count > 1}
             self.count = sum(self._classes.values())
 
+    @property
+    def mean_seconds(self) -> float:
+        """Up to a tenth too much; 0 where there are none."""
+        return sum(count * _GROWTH**at for at, count in self._classes.items()) / self.count if self.count else 0.0
+
     def percentile_seconds(self, share: float) -> float:
         """What so many of the steps stay within, up to a tenth too much; 0 where there are none."""
         left = share * self.count
@@ -118,7 +123,7 @@ class StepTimes:
 class Learner:
     """The limits of one run, kept in its folder.
 
-    Where `hang_seconds` is a number, that is a step's limit, and nothing is learned. Otherwise a limit that was learned
+    Where `hang_seconds` is a number, that is a step's limit, and none is learned. Otherwise a limit that was learned
     is doubted when it was gone over: the same step has ten minutes when it is done again, and what it takes is learned.
     """
 
@@ -137,8 +142,17 @@ class Learner:
 
     def observe(self, beats: Sequence[Beat], now: float) -> Limits:
         """Learns from the steps that were completed since the last call; the limits from here on."""
-        if not self._learns:
-            return self._limits(self._policy.hang_seconds or 0.0, self._policy.hang_seconds or 0.0)
+        self._time(beats)
+        if self._policy.hang_seconds is not None:
+            return self._limits(self._policy.hang_seconds, self._policy.hang_seconds)
+        if self._kept is None or now - self._kept > _KEEP_SECONDS:
+            self._keep(now)
+        seconds = self.times.limit_seconds(self._floor_seconds)
+        if any(beat.state is not WorkerState.ABSENT and beat.step <= self._doubted_step for beat in beats):
+            seconds = max(seconds, UNLEARNED_SECONDS)
+        return self._limits(seconds, max(seconds, UNLEARNED_SECONDS))
+
+    def _time(self, beats: Sequence[Beat]) -> None:
         for rank, beat in enumerate(beats):
             generation, seen = self._seen.get(rank, (-1, 0))
             steps = beat.timed_steps - (seen if generation == beat.generation else 0)
@@ -146,12 +160,6 @@ class Learner:
                 self._seen[rank] = beat.generation, beat.timed_steps
                 self.times.add(beat.step_seconds, steps)
                 self.times.longest_seconds = max(self.times.longest_seconds, beat.longest_step_seconds)
-        if self._kept is None or now - self._kept > _KEEP_SECONDS:
-            self._keep(now)
-        seconds = self.times.limit_seconds(self._floor_seconds)
-        if any(beat.state is not WorkerState.ABSENT and beat.step <= self._doubted_step for beat in beats):
-            seconds = max(seconds, UNLEARNED_SECONDS)
-        return self._limits(seconds, max(seconds, UNLEARNED_SECONDS))
 
     def gone_over(self, step: int, now: float) -> None:
         """A rank was silent for too long after `step`."""

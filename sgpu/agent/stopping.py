@@ -10,6 +10,7 @@ from sgpu.contract.heartbeat import Beat, Page, Request, WorkerState
 from sgpu.contract.status import State
 
 _CANCEL_GRACE_SECONDS = 3.0
+_AHEAD_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,18 +29,21 @@ class Stopping:
 STATES: dict[str, State | None] = {"cancel": "CANCELLED", "preempt": "PREEMPTED", "resize": None}
 
 
-def ask(page: Page, reason: str, *, world_size: int, now: float, started_at: float, preempt_seconds: float) -> Stopping:
+def ask(
+    page: Page, reason: str, *, world_size: int, now: float, step_seconds: float, preempt_seconds: float
+) -> Stopping:
     """Tells every rank. Those that are not in a loop yet have nothing to save, and get no time.
 
     Args:
         reason: "cancel", or "preempt" or "resize" (with `preempt_seconds` of grace).
-        started_at: when the workers were started, monotonic as `now`.
+        now: monotonic.
+        step_seconds: what a step takes on the average; 0: not known.
     """
     grace = _CANCEL_GRACE_SECONDS if reason == "cancel" else preempt_seconds
     beats = page.beats()[:world_size]
     trains = all(beat.state is WorkerState.TRAINING for beat in beats)
     deadline = now + (grace if trains else 0.0)
-    stop_step = _agreed_stop(beats, now - started_at)
+    stop_step = _agreed_stop(beats, step_seconds)
     told_ns = int(deadline * 1e9) if reason == "preempt" else 0  # else the node stays, and finishes what was staged
     for rank in range(world_size):
         page.slot(rank).request(Request.SAVE_AND_STOP, stop_step=stop_step, deadline_ns=told_ns)
@@ -52,8 +56,7 @@ def ask_no_more(page: Page) -> None:
         page.slot(rank).request(Request.NONE)
 
 
-def _agreed_stop(beats: Sequence[Beat], seconds: float) -> int:
+def _agreed_stop(beats: Sequence[Beat], step_seconds: float) -> int:
     """A step that no rank has passed when it reads this: as many steps ahead as half a second holds, at least one."""
-    furthest = max(beat.step for beat in beats)
-    per_second = furthest / max(seconds, 1e-3)
-    return furthest + 1 + math.ceil(per_second / 2)
+    ahead = _AHEAD_SECONDS / step_seconds if step_seconds > 0 else 1.0
+    return max(beat.step for beat in beats) + 1 + math.ceil(ahead)

@@ -264,7 +264,7 @@ class Supervisor:
         generation, notice = self._generation, self._notice_of()
         self._stopping = stopping.ask(
             self._page, reason, world_size=generation.world_size, now=self._clock.monotonic(),
-            started_at=generation.started_at, preempt_seconds=grace_seconds(notice, self._preempt_seconds),
+            step_seconds=self._hangs.step_seconds, preempt_seconds=grace_seconds(notice, self._preempt_seconds),
         )  # fmt: skip
         if reason == "preempt":
             emit(self._run, "preempted", generation=generation.number, signal=notice.cause if notice else "SIGTERM")

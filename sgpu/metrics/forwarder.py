@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from sgpu import settings
 from sgpu.contract import events
 from sgpu.contract.clock import SystemClock
+from sgpu.contract.forwarding import NO_MLFLOW
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking, read_spec
 from sgpu.metrics import facts, progress, store
@@ -27,7 +28,7 @@ from sgpu.metrics.ledger import PageReader
 from sgpu.metrics.node import SAMPLE_SECONDS, watch_node
 from sgpu.metrics.supervisor import DeadlinePassed, Parent, Signals
 
-DRAIN_SECONDS = 30.0
+_DRAIN_SECONDS = 30.0
 _END_SECONDS = 5.0
 _LOCK_SECONDS = 60.0
 _NICE = 10
@@ -41,29 +42,15 @@ _MLFLOW_DEFAULTS = {
 }
 
 
-def command(
-    run_root: pathlib.Path, *, parent_pid: int | None = None, drain_seconds: float = DRAIN_SECONDS
-) -> list[str]:
-    """What to start beside a run whose spec.json is written and whose status.json is not final.
-
-    Args:
-        run_root: the run folder.
-        parent_pid: whose end means that the supervisor vanished; None: the calling process.
-        drain_seconds: how long after the end of the run it may go on trying.
-    """
-    return [
-        sys.executable, "-m", "sgpu.metrics.forwarder", str(run_root),
-        "--parent-pid", str(os.getpid() if parent_pid is None else parent_pid),
-        "--drain-seconds", str(drain_seconds),
-    ]  # fmt: skip
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0: MLflow has everything; 1: something was lost (told in events.jsonl), or another one is at work."""
+    """Exit code 0: MLflow has everything; 1: something was lost (told in events.jsonl), or another one is at work.
+
+    `forwarding.NO_MLFLOW`: it cannot be imported, which is told there too.
+    """
     parser = argparse.ArgumentParser(prog="python -m sgpu.metrics.forwarder")
     parser.add_argument("run_dir", type=pathlib.Path)
     parser.add_argument("--parent-pid", type=int, default=None)
-    parser.add_argument("--drain-seconds", type=float, default=DRAIN_SECONDS)
+    parser.add_argument("--drain-seconds", type=float, default=_DRAIN_SECONDS)
     parser.add_argument("--period-seconds", type=float, default=1.0)
     parser.add_argument("--sample-seconds", type=float, default=SAMPLE_SECONDS)
     told = parser.parse_args(arguments)
@@ -75,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _only_one(log, signals)
         return _make(run, spec, told, signals, parent).serve()
+    except ImportError as problem:
+        why = f"metrics stay in the run folder, {run.metrics}: MLflow cannot be imported ({problem})"
+        events.emit(run, "warning", generation=0, message=why)
+        return NO_MLFLOW
     except DeadlinePassed:
         signals.clear_deadline()
         count = count_undelivered(run, spec.world_size, progress.read(run))

@@ -144,12 +144,12 @@ def passes(seconds: float) -> Turn:
     return turn
 
 
-def steps(step: int, *ranks: int) -> Turn:
-    """The ranks complete a step."""
+def steps(step: int, *ranks: int, seconds: float = 0.0) -> Turn:
+    """The ranks complete a step, which took so long; 0: that is not known."""
 
     def turn(host: ScriptedHost) -> list[Exit]:
         for rank in ranks:
-            host.page.slot(rank).beat(step)
+            host.page.slot(rank).beat(step, step_seconds=seconds)
         return []
 
     return turn

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sgpu import runtime, settings
-from sgpu.contract import process
+from sgpu.contract import forwarding, process
 from sgpu.contract.events import emit
 from sgpu.contract.heartbeat import Page, Slot
 from sgpu.contract.policies import CheckpointPolicy
@@ -177,7 +177,7 @@ def _page(run: RunDir) -> Page:
 def _start_forwarder(run: RunDir) -> subprocess.Popen[bytes]:
     with run.forwarder_log.open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "sgpu.metrics.forwarder", str(run.root), "--parent-pid", str(os.getpid())],
+            forwarding.command(run.root),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

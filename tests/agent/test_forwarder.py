@@ -12,6 +12,7 @@ import pytest
 
 from sgpu.agent.forwarder import Forwarder
 from sgpu.contract import records
+from sgpu.contract.forwarding import NO_MLFLOW
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import Status
 
@@ -82,6 +83,14 @@ def test_one_that_cannot_start_is_given_up_and_told(run: RunDir) -> None:
     forwarder.finish(20, generation=0)
     assert len(_starts(run)) == 3
     assert "ended with exit status 3; see" in _warnings(run)[-1]
+
+
+def test_without_mlflow_another_start_is_of_no_use(run: RunDir) -> None:
+    forwarder = _forwarder(run, f"exit {NO_MLFLOW}")
+    forwarder.keep_running()
+    forwarder.finish(20, generation=0)
+    assert len(_starts(run)) == 1
+    assert _warnings(run) == []
 
 
 def test_what_it_lost_after_the_run_is_no_reason_to_start_again(run: RunDir) -> None:

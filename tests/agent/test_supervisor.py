@@ -307,6 +307,25 @@ def test_cancelled_in_the_loop_may_save(bench: Callable[..., Bench]) -> None:
     assert asked[0].stop_step == asked[1].stop_step > 7
 
 
+@pytest.mark.parametrize("hang_seconds", [None, 60.0])
+@pytest.mark.parametrize(("seconds", "ahead"), [(10.0, 2), (0.1, 6), (0.001, 501)])
+def test_the_step_to_stop_after_is_near_however_far_the_run_is(
+    bench: Callable[..., Bench], hang_seconds: float | None, seconds: float, ahead: int
+) -> None:
+    """A run that was resumed at step 100,000 a moment ago has not made all of these steps since."""
+    run = bench(restarts=RestartPolicy(hang_seconds=hang_seconds))
+    asked = []
+
+    def looks(host: ScriptedHost) -> list[Any]:
+        asked.append(host.page.slot(0).requested().stop_step)
+        host.outcome(0, "preempted", step=asked[0])
+        return [host.exited(0, 3 << 8), host.exited(1, 3 << 8)]
+
+    told = [steps(step, 0, 1, seconds=seconds) for step in range(100_000, 100_005)]
+    run.supervise(*told, run.asks("preempt"), looks)
+    assert 100_004 + 1 < asked[0] <= 100_004 + ahead
+
+
 def test_a_cancel_that_is_not_answered_ends_the_workers(bench: Callable[..., Bench]) -> None:
     run = bench()
     before = run.clock.monotonic()

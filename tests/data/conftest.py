@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -26,6 +27,14 @@ def make_volume(tmp_path: pathlib.Path) -> MakeVolume:
         return root
 
     return make
+
+
+def eventually(true: Callable[[], object], seconds: float = 60.0) -> None:
+    """Waits until it is so."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
 
 
 @contextlib.contextmanager

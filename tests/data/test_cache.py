@@ -23,7 +23,7 @@ from sgpu.data import DataLoader, VolumeDataset, VolumeFiles
 from sgpu.data.eviction import CachedFile, choose
 from sgpu.data.private import private_root
 from sgpu.data.room import STATE
-from tests.data.conftest import MakeVolume, being
+from tests.data.conftest import MakeVolume, being, eventually
 from tests.data.samples import Wrapped
 
 OPEN = """
@@ -201,8 +201,8 @@ def test_a_file_that_cannot_be_read_is_named_with_volume_and_rank(
     assert caught.value.path.endswith(".bin")
     # five tries each time, and one for each file that a new process brings ahead
     assert fired.read_text().count("action=errno") in range(10, 10 + 2 * 4 + 1)
-    assert parts(home) == []
-    assert VolumeDataset(root).source.cache.room.used_bytes() == 0
+    room = VolumeDataset(root).source.cache.room
+    eventually(lambda: parts(home) == [] and room.used_bytes() == 0)  # what is brought ahead still fails by itself
 
 
 def test_a_file_that_is_gone_is_not_retried(make_volume: MakeVolume) -> None:

@@ -7,8 +7,6 @@ import pathlib
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,17 +18,10 @@ from sgpu.data.fetcher import Bounds, Fetcher, bounds
 from sgpu.data.flight import Flight
 from sgpu.data.source import Source, SourceOptions
 from sgpu.data.walk import WalkPlan, walk
-from tests.data.conftest import MakeVolume, being
+from tests.data.conftest import MakeVolume, being, eventually
 from tests.data.samples import Numbers, Wrapped
 
 EIGHT = Flight(limit=8, least=8, most=8)
-
-
-def eventually(true: Callable[[], Any], seconds: float = 30.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def fetchers() -> list[psutil.Process]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,15 +13,8 @@ from sgpu.data.first import FirstFiles
 from sgpu.data.source import Source, SourceOptions
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.folder import FolderVolume
-from tests.data.conftest import MakeVolume
+from tests.data.conftest import MakeVolume, eventually
 from tests.data.samples import Wrapped
-
-
-def eventually(true: Callable[[], Any], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
 
 
 def here(source: Source) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 
 from sgpu.data import DataLoader, VolumeDataset
 from sgpu.data.report import LoaderReport, Measured, report_of
+from sgpu.data.source import Source
 from sgpu.data.work import Work
 from tests.data.conftest import MakeVolume
 from tests.data.samples import Numbers
@@ -109,6 +110,7 @@ def test_a_loader_that_is_never_waited_for(clock: Clock) -> None:
 
 def test_a_loader_says_what_files_cost(clock: Clock, make_volume: MakeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
     """First the volume gives all that it has; then the same files one after the other, long after."""
+    monkeypatch.setattr(Source, "waits_first", lambda *_: False)  # one thread alone turns the clock
     loader = DataLoader(VolumeDataset(make_volume(40, size_bytes=1_000_000)), num_workers=0)
     volume: Any = loader.dataset
     copy = type(volume.source.volume).copy

@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from sgpu.contract import events
+from sgpu.contract import events, forwarding
 from sgpu.contract.heartbeat import Category, Page
 from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import State, Status
-from sgpu.metrics import forwarder, mlflow_reader, store
+from sgpu.metrics import mlflow_reader, store
 from sgpu.metrics.recorder import Recorder
 from sgpu.metrics.writer import Link, read_link
 
@@ -258,7 +258,7 @@ class HandMadeRun:
         """Starts the real forwarder process."""
         with self.dir.forwarder_log.open("ab") as log:
             process = subprocess.Popen(
-                [*forwarder.command(self.dir.root, parent_pid=parent_pid), "--period-seconds", "0.1", *more],
+                [*forwarding.command(self.dir.root, parent_pid=parent_pid), "--period-seconds", "0.1", *more],
                 env=environment(self.home, **variables), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 cwd=self.dir.root,
             )  # fmt: skip

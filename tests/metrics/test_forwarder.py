@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+from sgpu.contract.forwarding import NO_MLFLOW
 from sgpu.contract.heartbeat import Category
 from sgpu.contract.process import ProcessId
 from sgpu.metrics import mlflow_reader, names
@@ -162,6 +163,15 @@ def test_a_server_that_stays_away_costs_a_bounded_wait_and_is_told(make_run: Mak
     per_rank = 2 * len(STEPS)
     assert lost["count"] == 2 * per_rank + 1 + 9, "both ranks' two metrics, restarts, goodput and the ledger"
     assert "MLflow" in lost["cause"]
+
+
+def test_without_mlflow_that_is_told_once(make_run: MakeRun, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "mlflow.py").write_text("raise ImportError('there is none')\n")
+    run = make_run("")
+    assert run.forward(PYTHONPATH=str(tmp_path)).wait(60) == NO_MLFLOW
+    (warning,) = run.events("warning")
+    assert warning["message"].startswith("metrics stay in the run folder")
+    assert "there is none" in warning["message"]
 
 
 def test_sigterm_brings_what_is_there_within_five_seconds(make_run: MakeRun, server: MlflowServer) -> None:
