@@ -325,7 +325,7 @@ def test_beats_of_another_machine_are_in_our_time(cluster: Callable[..., Cluster
     run.until(lambda: run.page.slot(2).read().step == 5)
     seen = run.page.slot(2).read()
     for name in ("beat_ns", "section_since_ns", "ledger_since_ns", "started_ns"):
-        assert abs(getattr(seen, name) - getattr(beat, name) - shift_ns) < 0.5e9, name
+        assert abs(getattr(seen, name) - getattr(beat, name) - shift_ns) < 5e9, name
     assert seen.seconds == beat.seconds
 
 
@@ -343,7 +343,7 @@ def test_a_rank_takes_what_it_has_reached_along(cluster: Callable[..., Cluster])
     before, there = slot.read(), node.page.slot(3).read()
     assert (there.high_step, there.seconds, there.category) == (41, before.seconds, Category.DATA)
     shift_ns = int((node.clock.monotonic() - run.clock.monotonic()) * 1e9)
-    assert abs(there.ledger_since_ns - before.ledger_since_ns - shift_ns) < 0.5e9
+    assert abs(there.ledger_since_ns - before.ledger_since_ns - shift_ns) < 5e9
 
 
 def test_requests_go_down_once_with_the_time_that_is_left(cluster: Callable[..., Cluster]) -> None:
@@ -355,7 +355,7 @@ def test_requests_go_down_once_with_the_time_that_is_left(cluster: Callable[...,
     run.until(lambda: node.page.slot(3).requested().what is Request.SAVE_AND_STOP)
     asked = node.page.slot(3).requested()
     assert asked.stop_step == 77
-    assert abs(asked.deadline_ns / 1e9 - node.clock.monotonic() - 30) < 1.0
+    assert abs(asked.deadline_ns / 1e9 - node.clock.monotonic() - 30) < 5.0
     node.page.slot(3).request(Request.NONE)
     for _ in range(20):
         run.turn()

@@ -125,8 +125,8 @@ def test_what_a_zygote_does(host: ZygoteHost, run: RunDir, tmp_path: pathlib.Pat
     host.signal("nobody", signal.SIGKILL)
 
     began = time.monotonic()
-    host.stop_all(10.0)
-    assert time.monotonic() - began < 8
+    host.stop_all(40.0)
+    assert time.monotonic() - began < 30
     assert not any(each.alive() for each in (worker, in_group, stray))
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", port), timeout=2)

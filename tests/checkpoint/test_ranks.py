@@ -167,7 +167,7 @@ def fails(step, *words):
         c.wait()
     except CheckpointSaveError as error:
         assert all(word in str(error) for word in words), (words, str(error))
-        assert time.monotonic() - start < 10
+        assert time.monotonic() - start < 60
         return error
     raise SystemExit(f"save {step} did not fail")
 

@@ -64,7 +64,7 @@ def test_one_of_two_that_computes_longer_is_named_within_five_windows() -> None:
     (told,) = _told({1: "compute"}, equal_steps=90, slow_steps=110)
     assert (told["rank"], told["section"]) == (1, "compute")
     assert told["ratio"] > 1.3
-    assert 0.06 < told["seconds"] < 0.5
+    assert 0.06 < told["seconds"] < 5
     assert told["step"] > 90
 
 

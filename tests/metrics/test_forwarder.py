@@ -154,11 +154,11 @@ def test_a_server_that_stays_away_costs_a_bounded_wait_and_is_told(make_run: Mak
     run = make_run(proxy.url)
     run.generation(0, range(1, 21))
     run.finish()
-    process = run.forward("--drain-seconds", "3")
+    process = run.forward("--drain-seconds", "3", MLFLOW_HTTP_REQUEST_TIMEOUT="100")
     wait_for(lambda: proxy.turned_away, "the forwarder asks")
     began = time.monotonic()
     assert process.wait(60) == 1
-    assert time.monotonic() - began < 8, "the call that hangs is interrupted"
+    assert time.monotonic() - began < 25, "the call that hangs is interrupted"
     (lost,) = run.events("metrics_lost")
     per_rank = 2 * len(STEPS)
     assert lost["count"] == 2 * per_rank + 1 + 9, "both ranks' two metrics, restarts, goodput and the ledger"
@@ -174,7 +174,7 @@ def test_without_mlflow_that_is_told_once(make_run: MakeRun, tmp_path: pathlib.P
     assert "there is none" in warning["message"]
 
 
-def test_sigterm_brings_what_is_there_within_five_seconds(make_run: MakeRun, server: MlflowServer) -> None:
+def test_sigterm_brings_what_is_there_and_waits_for_no_period(make_run: MakeRun, server: MlflowServer) -> None:
     run = make_run(server.url)
     run.supervised()
     run.status("RUNNING")
@@ -184,7 +184,7 @@ def test_sigterm_brings_what_is_there_within_five_seconds(make_run: MakeRun, ser
     began = time.monotonic()
     process.terminate()
     assert process.wait(30) == 0, run.log()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25, "its period is 30 s"
     assert run.raw_steps("loss") == STEPS
     assert run.held().info.status == "RUNNING", "the run itself has not ended"
 

@@ -281,7 +281,7 @@ def test_a_driver_that_hangs_blocks_nobody(run: RunDir) -> None:
     began = time.monotonic()
     assert sampler.take(10) == []
     sampler.stop(timeout_seconds=0.1)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25, "it waited for the driver"
     released.append(1)
     sampler.stop(timeout_seconds=30)
     page.close()

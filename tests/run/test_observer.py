@@ -33,7 +33,7 @@ def test_a_tracking_server_that_hangs_does_not_hold_the_result(
         with pytest.raises(ValueError, match="the user's own error"):
             run.result(100)
         waited = time.time() - run.events()[-1]["time"]
-        assert waited < 9, f"the error was shown {waited:.1f} s after the end"
+        assert waited < 14, f"the error was shown {waited:.1f} s after the end"
         agent = read_process(pathlib.Path(run.path) / "agent.json")
         assert agent is not None
         assert agent.alive(), "nothing was held back: this test shows nothing"
