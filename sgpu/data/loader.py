@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -115,6 +116,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.stops_together = stop_together and self._pipeline.settles  # an epoch ends for all when it ends for one
         self._meter = Meter(functools.partial(_counts, dataset))  # not a method: a loader that is dropped ends at once
         self._pass, self._under_way = 0, False
+        self.left_out = (
+            ""  # what is to be told of the samples that the last pass left out; a TrainLoop makes it an event
+        )
 
     def _batching(self, whole: int | None, evaluation: bool) -> Batching:
         chosen = self.batch_size is None and self.batch_sampler is not None  # torch says None: it has sizes of its own
@@ -131,7 +135,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __iter__(self) -> Any:
         self._pass += 1
-        self._under_way = False
+        self._under_way, self.left_out = False, ""
         self._pipeline.rewind()
         self._running.end_pass()
         return Epoch(self._take, self._pass)
@@ -150,18 +154,26 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         # `state_dict` may have found out already that the epoch has ended here, and gone to the next.
         began, epoch = time.perf_counter(), self._pipeline.epoch - self._pipeline.ended
         envelope = self._running.next()
-        if self.stops_together and together.is_needed() and together.ends(envelope is not None, epoch):
-            if envelope is not None:
-                self._pipeline.set_epoch(epoch + 1)
-                self._pipeline.ended = True
-                self._running.end_pass()
-            raise StopIteration
+        if self.stops_together and together.is_needed():
+            short = together.ranks_without(envelope is not None, epoch)
+            if short:
+                self._stop_together(together.left_out(short, epoch), epoch, warned=envelope is not None)
+                raise StopIteration
         if envelope is None:
             raise StopIteration
         self._running.handed()
         self._meter.add(envelope.samples, time.perf_counter() - began, envelope.work, first=not self._under_way)
         self._under_way = True
         return envelope.data
+
+    def _stop_together(self, told: str, epoch: int, *, warned: bool) -> None:
+        """The epoch ends here, since some rank has no batch. `warned`: this one has."""
+        self.left_out = told
+        if warned:
+            warnings.warn(told, stacklevel=4)
+            self._pipeline.set_epoch(epoch + 1)
+            self._pipeline.ended = True
+            self._running.end_pass()
 
     # ---- position
 

@@ -5,7 +5,6 @@ Else the ranks with more data would wait in their next collective until it times
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,16 +41,14 @@ def ranks_without(has_batch: bool, epoch: int) -> list[int]:
     return [rank for rank, (has, _) in enumerate(told) if not has]
 
 
-def ends(has_batch: bool, epoch: int) -> bool:
-    """A collective: whether an epoch ends here for all, since some rank has no batch; one that has is warned."""
-    short = ranks_without(has_batch, epoch)
-    if short and has_batch:
-        warnings.warn(
-            f"the data of rank {', '.join(map(str, short))} ended first in epoch {epoch}; all ranks stop there, and "
-            "the rest of this epoch is left out. Give all ranks equally many batches.",
-            stacklevel=4,
-        )
-    return bool(short)
+def left_out(short: list[int], epoch: int) -> str:
+    """What is said, on all ranks, where an epoch ends for all since some had no batch; empty where none had one."""
+    if len(short) == dist.get_world_size():
+        return ""
+    return (
+        f"the data of rank {', '.join(map(str, short))} ended first in epoch {epoch}; all ranks stop there, and "
+        "the rest of this epoch is left out. Give all ranks equally many batches."
+    )
 
 
 def gather_batches(values: Iterable[Any]) -> list[Any]:

@@ -225,7 +225,7 @@ class TrainLoop:
         raise self._course.no_batch()
 
     def _next_epoch(self) -> None:
-        self._session.emit("epoch_ended", epoch=self._progress.epoch)
+        self._meter.end_epoch(self._progress.epoch)
         self._course.next_epoch()
 
     def _after_step(self) -> None:

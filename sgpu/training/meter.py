@@ -21,7 +21,7 @@ class Meter:
     """Follows the loop: `fetching`, `training`, `stepped` in turn, `saving` and `saved` around a checkpoint."""
 
     def __init__(self, session: Session, loader: Any = None) -> None:
-        self._session, self.own = session, OwnTime()
+        self._session, self._loader, self.own = session, loader, OwnTime()
         self._bottleneck, self._step = BottleneckWatch(loader, session), 0
         self._slot = session.slot
         self._recorder = Recorder(session.run, rank=session.rank, generation=session.generation)
@@ -40,6 +40,13 @@ class Meter:
         """The loader begins anew: it may list, shuffle and start its workers."""
         self._begins_epoch = True
         self.fetching()
+
+    def end_epoch(self, epoch: int) -> None:
+        """The loader has no more batches; where it left samples out, it says so, on all ranks alike."""
+        self._session.emit("epoch_ended", epoch=epoch)
+        told = getattr(self._loader, "left_out", "")
+        if self._session.rank == 0 and told and isinstance(told, str):
+            self._session.emit("warning", message=told)
 
     def fetching(self) -> None:
         """The loop waits for a batch."""

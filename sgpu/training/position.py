@@ -111,16 +111,21 @@ class Position:
         if epoch is not None and epoch - self._ahead > self._progress.epoch:
             self._progress.epoch, self._progress.batch = epoch - self._ahead, 0
 
-    def follow_others(self, most: Callable[[int], int]) -> None:
+    def follow_others(self, most: Callable[[int], int]) -> bool:
         """Where an epoch ends for all when it ends for one, one that had just ended when it was saved is over for all.
 
         Args:
             most: gives the largest of all ranks' numbers.
+
+        Returns:
+            Whether this rank had more of that epoch.
         """
         epoch = most(self._progress.epoch)
-        if epoch > self._progress.epoch and getattr(self._loader, "stops_together", False):
-            self._loader.set_epoch(epoch + self._ahead)
-            self._progress.epoch, self._progress.batch = epoch, 0
+        if epoch <= self._progress.epoch or not getattr(self._loader, "stops_together", False):
+            return False
+        self._loader.set_epoch(epoch + self._ahead)
+        self._progress.epoch, self._progress.batch = epoch, 0
+        return True
 
     def _loader_epoch(self) -> int | None:
         epoch = getattr(self._loader, "epoch", None) if self.stateful else None

@@ -57,7 +57,9 @@ class Saver:
         while found is not None:
             try:
                 self._follow(found)
-                self._position.follow_others(agreement.most)
+                if agreement.any(self._position.follow_others(agreement.most)) and self._session.rank == 0:
+                    told = "the data of some ranks had ended just where the checkpoint was made: the rest of that epoch"
+                    self._session.emit("warning", message=f"{told}, on the other ranks, is left out")
                 return found
             except PositionError as error:
                 older = self._checkpointer.restore(before=found.step) if "left" in error.facts else None

@@ -7,6 +7,10 @@ import pathlib
 import subprocess
 from collections.abc import Callable
 
+from sgpu import settings
+from sgpu.contract.rundir import all_runs
+from tests.training.looping import events
+
 TRAIN = """
     import json, pathlib, sys, warnings
     import torch
@@ -53,3 +57,10 @@ def test_a_checkpoint_where_the_shorter_rank_has_ended_is_gone_on_from(
         begun, before, after = json.loads((tmp_path / f"rank{rank}").read_text())
         assert begun == len(before) == 2
         assert before + after == [[epoch, batch] for epoch in range(3) for batch in ([0, 1], [2, 3])]
+    told = [each["message"].split(";")[0] for run in all_runs(settings.home()) for each in events(run, "warning")]
+    assert sorted(text for text in told if "data of" in text) == [
+        "the data of rank 0 ended first in epoch 1",
+        "the data of rank 0 ended first in epoch 2",
+        "the data of some ranks had ended just where the checkpoint was made: the rest of that epoch, on the other "
+        "ranks, is left out",
+    ]
