@@ -194,7 +194,7 @@ class Checkpointer:
             folder=folder, step=step, attempt=self._attempts.number, generation=self._generation, rank=self._ranks.rank,
             world_size=self._ranks.world_size, layout=staged.share.layout, objects={}, metadata=noted,
             versions=versions.all_versions(), run_id=run.name if (run := settings.run_dir()) else None,
-            policy=self._policy, keep=(self._restored_from,) if self._restored_from else (),
+            policy=self._policy, keep=self._outcomes.kept(self._restored_from, step),
             damaged=tuple(self._damaged), since=started,
         )  # fmt: skip
         flight = Flight(step=step, folder=folder, started=started, size_bytes=staged.size_bytes)

@@ -34,6 +34,7 @@ class Outcomes:
         self._forgiving = forgiving
         self._reports: list[SaveReport] = []
         self._error: CheckpointSaveError | None = None
+        self._committed: set[int] = set()
 
     def not_staged(self, failure: CheckpointSaveError, started: float) -> None:
         """Raises it, or notes it."""
@@ -70,12 +71,19 @@ class Outcomes:
                 copy_error=copies.error or (self._writer.alone if self._policy.peer_memory else None),
             )
         )
-        if error is not None:
+        if error is None:
+            self._committed.add(flight.step)
+        else:
             log.error("%s", error)
             if self._forgiving and CHANGED in str(error):
                 self.changed_early = True
             elif self._policy.on_error == "raise" and self._error is None:
                 self._error = error
+
+    def kept(self, restored_from: str | None, step: int) -> tuple[str, ...]:
+        """The one resumed from, unless this run has `keep_last` of its own once `step` is committed."""
+        enough = len(self._committed | {step}) >= self._policy.keep_last
+        return () if enough or restored_from is None else (restored_from,)
 
     def take_reports(self) -> list[SaveReport]:
         reports, self._reports = self._reports, []

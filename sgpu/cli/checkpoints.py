@@ -14,6 +14,7 @@ from sgpu.checkpoint.looking.inventory import Entry
 from sgpu.checkpoint.stores.opening import open_store
 from sgpu.cli import screen
 from sgpu.contract.errors import CheckpointNotFoundError, InputError
+from sgpu.contract.places import check_place
 from sgpu.contract.rundir import RunDir
 from sgpu.run import Run
 
@@ -28,6 +29,7 @@ def place(where: str) -> str:
     Raises:
         InputError: it is none of these.
     """
+    check_place("PATH_OR_RUN", where)
     if "://" in where:
         return where
     folder = pathlib.Path(where).expanduser()

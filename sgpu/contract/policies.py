@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import re
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from sgpu.contract.errors import InputError
+from sgpu.contract.places import check_place
 
 
 def _require(ok: bool, name: str, expected: str, found: object) -> None:
@@ -20,13 +21,6 @@ def _is_count(value: object, least: int) -> bool:
 
 def _is_seconds(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < float("inf")
-
-
-def _is_place(value: object) -> bool:
-    """A path or URL; what was meant as a URL must not become a folder of that name."""
-    if not isinstance(value, str):
-        return hasattr(value, "__fspath__")
-    return value != "" and re.match(r"(s3a?|gc?s|abfss?|adl|az|hf|https?|file)(//|:/(?!/))", value) is None
 
 
 def _is_best(value: object) -> bool:
@@ -48,7 +42,8 @@ class CheckpointPolicy:
         every_steps: a checkpoint each so many optimizer steps. None with `every_seconds=None` means automatic:
             from the measured overhead and failure rate.
         every_seconds: a checkpoint when so many seconds have passed since the last.
-        keep_last: how many of the newest valid ones stay (at least 1).
+        keep_last: how many of the newest valid ones stay (at least 1). One that was resumed from counts as any other,
+            but stays until so many newer ones are there.
         keep_every: besides, each step divisible by this stays.
         keep_best: besides, the best by a metric: `{"metric": "loss", "mode": "min", "count": 2}`.
         overhead_budget: the share of wall time that automatic checkpoints may cost.
@@ -69,11 +64,13 @@ class CheckpointPolicy:
 
     def __post_init__(self) -> None:
         _require(
-            self.root is None or _is_place(self.root),
+            self.root is None or (self.root != "" and isinstance(self.root, (str, os.PathLike))),
             "checkpoints root",
             'a path or URL ("s3://bucket/run")',
             self.root,
         )
+        if self.root is not None:
+            check_place("checkpoints root", os.fspath(self.root))
         for name in ("every_steps", "keep_every"):
             value = getattr(self, name)
             _require(value is None or _is_count(value, 1), name, "a whole number of steps, 1 or more, or None", value)

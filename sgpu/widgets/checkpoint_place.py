@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sgpu import settings
 from sgpu.contract.errors import InputError, SgpuError
+from sgpu.contract.places import check_place
 from sgpu.contract.rundir import RunDir, find_run
 from sgpu.contract.spec import RunSpec, read_spec
 from sgpu.run import Run
@@ -37,6 +38,7 @@ def find_place(root_or_run: str | os.PathLike[str] | Run | RunDir) -> Place:
             f"expected a run, its id, or a folder or URL with checkpoints; found {type(root_or_run).__name__}"
         )
     text = os.fspath(root_or_run)
+    check_place("root_or_run", text)
     if "://" in text:
         return Place(root=text)
     folder = pathlib.Path(text).expanduser().absolute()

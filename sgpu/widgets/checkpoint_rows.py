@@ -64,6 +64,7 @@ class Events:
         self._path = place.run.events if place.run else None
         self._offset = 0
         self.committed: dict[int, dict[str, Any]] = {}
+        self.committed_since: set[int] = set()  # it was restored
         self.restored_step: int | None = None
 
     def refresh(self) -> None:
@@ -76,8 +77,10 @@ class Events:
                 continue
             if line.record.get("kind") == "checkpoint_committed":
                 self.committed[step] = line.record
+                self.committed_since.add(step)
             elif line.record.get("kind") == "restored":
                 self.restored_step = step
+                self.committed_since.clear()
 
 
 class Shelf:
@@ -98,8 +101,8 @@ class Shelf:
         with self._lock:
             found = [self._rows[step] for step in sorted(self._rows, reverse=True)]
         policy = self.place.spec.checkpoints if self.place.spec else None
-        restored = self._events.restored_step
-        kept = reasons(found, policy, in_use={restored} if restored is not None else set())
+        few = policy is not None and len(self._events.committed_since) < policy.keep_last
+        kept = reasons(found, policy, self._events.restored_step if few else None)
         return [replace(row, kept=kept[row.step]) for row in found]
 
     @property
@@ -184,7 +187,7 @@ class Shelf:
 
 
 def reasons(
-    rows: Sequence[CheckpointRow], policy: CheckpointPolicy | None, in_use: Collection[int]
+    rows: Sequence[CheckpointRow], policy: CheckpointPolicy | None, resumed_from: int | None
 ) -> dict[int, tuple[str, ...]]:
     """Why each is kept, by the rules of the run; without a run only the newest is sure to stay. Rows newest first."""
     whole_ones = [row for row in rows if row.state != "damaged"]
@@ -195,7 +198,7 @@ def reasons(
     for row in whole_ones:
         if policy and policy.keep_every and row.step % policy.keep_every == 0:
             found[row.step].append(f"every {count(policy.keep_every)} steps")
-        if row.step in in_use:
+        if row.step == resumed_from:
             found[row.step].append("resumed from")
     for row in rows:
         if row.protected:

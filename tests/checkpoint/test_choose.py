@@ -175,15 +175,42 @@ def test_the_best_by_metric_stay(root: pathlib.Path) -> None:
     assert Catalog(root).steps() == [2, 4]
 
 
-def test_the_one_resumed_from_stays(root: pathlib.Path) -> None:
-    fill(root, 1)
+def test_the_one_resumed_from_stays_until_enough_newer_ones_are_there(root: pathlib.Path) -> None:
+    """Also where others, which this run could not use, are newer still."""
+    fill(root, 1, 8, 9)
     box = {"w": torch.zeros(64)}
-    policy = CheckpointPolicy(keep_last=1)
+    policy, left = CheckpointPolicy(keep_last=2), []
+    with Checkpointer(policy, {"box": box}, per_rank={"count": Count()}, store=PosixStore(root)) as checkpointer:
+        assert checkpointer.restore(before=8) is not None
+        for step in (2, 10, 11):
+            checkpointer.save(step)
+            checkpointer.wait()
+            left.append(Catalog(root).steps())
+    assert left == [[1, 2, 8, 9], [9, 10], [10, 11]]
+
+
+def test_a_restart_keeps_no_more_than_the_policy_says(root: pathlib.Path) -> None:
+    fill(root, 1, 2, keep=2)
+    box = {"w": torch.zeros(64)}
+    policy = CheckpointPolicy(keep_last=2)
     with Checkpointer(policy, {"box": box}, per_rank={"count": Count()}, store=PosixStore(root)) as checkpointer:
         assert checkpointer.restore() is not None
-        for step in (2, 3):
+        for step in (3, 4, 5):
             checkpointer.save(step)
-    assert Catalog(root).steps() == [1, 3]
+    assert Catalog(root).steps() == [4, 5]
+
+
+def test_of_a_linked_step_the_link_goes_and_what_it_leads_to_stays(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    fill(tmp_path / "archive", 1)
+    archived = tmp_path / "archive" / "step-00000001"
+    root.mkdir()
+    (root / archived.name).symlink_to(archived)
+    assert find_latest_valid(root) == str(root / archived.name)
+    before = {path.name: path.read_bytes() for path in archived.iterdir()}
+    fill(root, 2, keep=1)
+    assert Catalog(root).steps() == [2]
+    assert not (root / archived.name).is_symlink()
+    assert {path.name: path.read_bytes() for path in archived.iterdir()} == before
 
 
 def test_a_newer_one_found_damaged_does_not_push_out_a_good_one(root: pathlib.Path) -> None:
@@ -194,14 +221,18 @@ def test_a_newer_one_found_damaged_does_not_push_out_a_good_one(root: pathlib.Pa
     content[700] ^= 1
     shard.write_bytes(content)
     box = {"w": torch.zeros(64)}
-    policy = CheckpointPolicy(keep_last=1)
+    policy = CheckpointPolicy(keep_last=2)
     with Checkpointer(policy, {"box": box}, per_rank={"count": Count()}, store=PosixStore(root)) as checkpointer:
         restored = checkpointer.restore()
         assert restored is not None
         assert restored.step == 1
-        checkpointer.save(2)
-    assert (root / "step-00000002.a1" / ".metadata").exists()
-    assert (root / "step-00000001" / ".metadata").exists()
+        for step in (2, 3):
+            checkpointer.save(step)
+    assert [entry.name for entry in sorted(root.glob("step-*"))] == [
+        "step-00000002.a1",
+        "step-00000003.a1",
+        "step-00000009",
+    ]
 
 
 def test_left_overs_of_dead_attempts_are_removed_and_only_those(root: pathlib.Path) -> None:

@@ -392,6 +392,29 @@ def test_tied_weights_stay_tied_and_are_stored_once(tmp_path: pathlib.Path) -> N
     assert index["model.first.weight", (0, 0)] == index["model.second.weight", (0, 0)]
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["in place", "through load_state_dict"])
+def test_weights_saved_apart_go_into_tied_ones_only_if_they_are_equal(whole: bool, tmp_path: pathlib.Path) -> None:
+    apart, extra = Tied(), {} if whole else {"seen": 1}
+    apart.second.weight = nn.Parameter(apart.first.weight.detach().clone())
+    fresh = Tied()
+    if extra:
+        for model in (apart, fresh):
+            model.get_extra_state = lambda: extra  # type: ignore[method-assign]
+            model.set_extra_state = lambda state: None  # type: ignore[method-assign]
+    save(tmp_path / "equal", model=apart)
+    restore_into(tmp_path / "equal", model=fresh)
+    assert torch.equal(fresh.second.weight, apart.first.weight)
+    with torch.no_grad():
+        apart.second.weight[3, 3] += 1
+    save(tmp_path / "other", model=apart)
+    before = fingerprint(fresh.state_dict())
+    with pytest.raises(
+        CheckpointMismatchError, match=r"model\.first\.weight and model\.second\.weight \(one live tensor"
+    ):
+        restore_into(tmp_path / "other", model=fresh)
+    assert fingerprint(fresh.state_dict()) == before
+
+
 class Extra(nn.Module):
     """Holds extra state, and a parameter that a hook gives out as a copy."""
 

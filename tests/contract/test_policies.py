@@ -18,7 +18,7 @@ _BAD_CHECKPOINTS: list[tuple[str, Any]] = [
     ("keep_every", 0), ("keep_every", False), ("overhead_budget", 0), ("overhead_budget", 1), ("overhead_budget", 2.0),
     ("overhead_budget", math.nan), ("overhead_budget", None), ("on_error", "ignore"), ("on_error", None),
     ("peer_memory", 1), ("peer_memory", None),
-    ("root", ""), ("root", 5), ("root", "s3//bucket"), ("root", "gs:/bucket"),
+    ("root", ""), ("root", 5), ("root", "s3//bucket"), ("root", "gs:/bucket"), ("root", "dbfs:/x"),
     ("keep_best", "loss"), ("keep_best", {"mode": "min"}),
     ("keep_best", {"metric": "loss", "mode": "least"}), ("keep_best", {"metric": "loss", "count": 0}),
     ("keep_best", {"metric": "loss", "modus": "min"}),

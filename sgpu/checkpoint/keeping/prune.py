@@ -80,8 +80,14 @@ def score(metadata: dict[str, Any], rule: dict[str, Any] | None) -> float | None
 
 
 def remove(store: Store, folder: str) -> None:
-    """Un-commits, then deletes: a half-deleted folder is never taken for a checkpoint. Not a protected one."""
+    """Un-commits, then deletes: a half-deleted folder is never taken for a checkpoint. Not a protected one.
+
+    Of a folder that is a symbolic link, the link goes; what it leads to is somebody else's, and stays as it is.
+    """
     if protection.is_protected(store, folder):
+        return
+    if store.local_root is not None and (store.local_root / folder).is_symlink():
+        store.delete(folder)
         return
     store.delete(f"{folder}/{names.METADATA}")
     failpoint("checkpoint.prune")

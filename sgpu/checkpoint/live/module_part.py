@@ -65,7 +65,7 @@ class ModulePart:
         in_place = not saved.skeleton and all(_storage(tensor) in own for tensor in tensors.values())
         targets = {name: tensors[name] for name in saved.tensors.keys() & tensors.keys()}
         if in_place:
-            return Loading(targets=targets, finish=lambda: None, live=frozenset(targets))
+            return Loading(targets=targets, finish=lambda: None, live=frozenset(targets), ends=targets)
         # The state_dict is not (all of) the module's own memory: hand it over through load_state_dict.
         fresh = {name: new_tensor(name, info, tensors.get(name)) for name, info in saved.tensors.items()}
 
@@ -74,7 +74,7 @@ class ModulePart:
             whole.update(values.decode(saved.skeleton, fresh.__getitem__))
             module.load_state_dict({key: whole[key] for key in live}, strict=True)
 
-        return Loading(targets=fresh, finish=finish)
+        return Loading(targets=fresh, finish=finish, ends=targets)
 
 
 def _references(skeleton: Any) -> list[str]:

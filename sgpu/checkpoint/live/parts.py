@@ -7,7 +7,7 @@ over what is not a tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -70,12 +70,13 @@ class Saved:
 @dataclass(frozen=True, kw_only=True)
 class Loading:
     """`targets` are filled first, those in `live` when all is known to be whole; `finish` is called when all of all
-    parts are.
+    parts are. `ends`: the live tensors that saved ones end in, by whatever way; two names may mean the same one.
     """
 
     targets: dict[str, torch.Tensor]
     finish: Callable[[], None]
     live: frozenset[str] = frozenset()
+    ends: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 class Part(Protocol):
@@ -195,7 +196,7 @@ class ContainerPart:
         def finish() -> None:
             _replace(self._container, values.decode(saved.skeleton, live.__getitem__))
 
-        return Loading(targets=live, finish=finish, live=frozenset(live))
+        return Loading(targets=live, finish=finish, live=frozenset(live), ends=live)
 
 
 def _replace(live: Any, saved: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 from sgpu.checkpoint.format import names, values
 from sgpu.checkpoint.keeping.choose import Opened
 from sgpu.checkpoint.live.parts import SKELETON, Loading, Part, Problems, Saved
+from sgpu.checkpoint.live.share import TensorKey, identity, local_part
 from sgpu.checkpoint.live.stage import RANK_FORMAT, object_name
 from sgpu.checkpoint.restoring import filling
 from sgpu.checkpoint.restoring.ranks import Ranks
@@ -54,6 +55,8 @@ class Attempt:
         reader.verify((object_name(part.name), None) for part in parts)
         loadings = [part.prepare(_saved(reader, part.name, saved_parts), problems) for part in parts]
         own_state = _own_state(reader, per_rank, ranks, problems)
+        _require_fit(reader.opened, problems)
+        problems.different += _untied(reader, loadings)
         _require_fit(reader.opened, problems)
         return cls(reader, loadings, own_state, ranks.rank)
 
@@ -119,6 +122,17 @@ def _saved(reader: ItemReader, part: str, all_parts: set[str]) -> Saved:
         if _belongs(name, part) and not any(_belongs(name, other) for other in longer)
     }
     return Saved(tensors=tensors, skeleton=skeleton)
+
+
+def _untied(reader: ItemReader, loadings: list[Loading]) -> list[str]:
+    """Saved tensors that would end in one live tensor (tied weights), and are not equal."""
+    ends: dict[TensorKey, tuple[str, torch.Tensor]] = {}
+    found = []
+    for name, tensor in (entry for loading in loadings for entry in loading.ends.items()):
+        first, live = ends.setdefault(identity(tensor, local_part(tensor)), (name, tensor))
+        if first != name and not filling.same_bytes(reader, first, name, live):
+            found.append(f"{first} and {name} (one live tensor, two saved ones that are not equal)")
+    return found
 
 
 def _own_state(

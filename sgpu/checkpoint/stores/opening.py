@@ -9,6 +9,7 @@ import threading
 from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.checkpoint.stores.store import Store
 from sgpu.contract.errors import CheckpointError
+from sgpu.contract.places import check_place
 
 
 def open_store(root: str | os.PathLike[str]) -> Store:
@@ -16,8 +17,10 @@ def open_store(root: str | os.PathLike[str]) -> Store:
 
     Raises:
         CheckpointError: the URL's protocol is unknown, or its package is not installed.
+        InputError: it looks like a URL, and is none that can be opened.
     """
     text = os.fspath(root)
+    check_place("the place of checkpoints", text)
     if text.startswith("file://"):
         text = text.removeprefix("file://")
     if "://" not in text:

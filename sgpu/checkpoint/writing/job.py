@@ -87,7 +87,7 @@ class SaveJob:
         echoes: (name, offsets, checksum) of shards that others write, and this rank holds as well.
         rank_bytes: size of this rank's own file; 0 for none.
         metadata, versions, run_id: for the manifest.
-        policy: which checkpoints stay, besides `keep`; `damaged` ones do not count as valid.
+        policy: which checkpoints stay, besides `keep`, the one resumed from; `damaged` ones do not count as valid.
         since: monotonic time at which the save began, and `blocked_seconds` that it held up the training.
     """
 

@@ -8,6 +8,7 @@ import pathlib
 from typing import Any
 
 from sgpu.contract.errors import InputError
+from sgpu.contract.places import check_place
 from sgpu.data.volumes.entry import Volume
 from sgpu.data.volumes.folder import FolderVolume
 
@@ -20,12 +21,14 @@ def open_volume(url: str | os.PathLike[str], credentials: str | None = None) -> 
 
     Raises:
         VolumeError: it does not exist, is no folder, or its scheme is unknown.
+        InputError: it looks like a URL, and is none that can be opened.
     """
     if not isinstance(url, str | os.PathLike) or not os.fspath(url):
         raise InputError(
             f'url must be a folder or a URL, as "/Volumes/main/default/cats" or "s3://bucket/cats"; found {url!r}'
         )
     text = os.fspath(url)
+    check_place("url", text)
     scheme, _, rest = text.partition("://")
     if not rest and "://" not in text:
         return FolderVolume(text)
