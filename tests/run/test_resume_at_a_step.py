@@ -45,6 +45,8 @@ def train(fail_file: str) -> list[float]:
             raise ValueError("asked to fail")
         while loop.step == 10 and os.path.exists(f"{fail_file}.not yet"):
             time.sleep(0.02)
+        if os.path.exists(f"{fail_file}.slow"):
+            time.sleep(0.1)
         loss = model(batch).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -91,6 +93,7 @@ def test_a_failed_run_goes_on_itself_at_its_newest_step_and_not_at_another(
 ) -> None:
     fail = tmp_path / "fail"
     fail.touch()
+    (tmp_path / "fail.slow").touch()  # half a second ahead, where it stops, is to be before the end
     run = distributed(gpus=1, restarts=0, checkpoints=CheckpointPolicy(keep_last=10))(train).submit(str(fail))
     with pytest.raises(ValueError, match="asked to fail"):
         run.result(SECONDS)
