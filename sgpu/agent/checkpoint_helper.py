@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 
+from sgpu.agent import kernel_view
 from sgpu.checkpoint.helper.asking import answers
 from sgpu.contract.events import emit
 from sgpu.contract.process import this_process
@@ -18,6 +19,7 @@ from sgpu.contract.spec import RunSpec
 _QUICK_ENDS = 3  # so many in a row are replaced
 _QUICK_SECONDS = 60.0
 _MOST_SILENT_SECONDS = 60.0
+_ASKED_AGAIN = 5  # times, while it has to wait for a core: it is of lower priority than what trains here
 
 
 class CheckpointHelper:
@@ -79,11 +81,21 @@ class CheckpointHelper:
             try:
                 return f"ended with exit status {process.wait(self._silent_seconds / 2)}"
             except subprocess.TimeoutExpired:
-                if answers(self.name, self._silent_seconds):
+                if self._answers(process.pid):
                     continue
             process.kill()
             process.wait()
             return f"did not answer within {self._silent_seconds:g} s and was ended"
+
+    def _answers(self, pid: int) -> bool:
+        for _ in range(1 + _ASKED_AGAIN):
+            before = kernel_view.look(pid) or ""
+            if answers(self.name, self._silent_seconds):
+                return True
+            view = kernel_view.parse(before + (kernel_view.look(pid) or ""))
+            if view is None or not view.starved:
+                return False
+        return False
 
     def pids(self) -> list[int]:
         with self._lock:  # not between its start and its being known

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from sgpu.agent import wire
 from sgpu.agent.nodes import Arrival, Departure, News, Nodes, poll
 from sgpu.agent.notices import Notice
 from sgpu.agent.remote import Remote, Whereabouts
+from sgpu.agent.roster import Roster
 from sgpu.agent.starter import Starter
 from sgpu.agent.wire import Message
 from sgpu.agent.workers import Exit, HostLostError, LocalHost, NodeLostError, NodeUnfitError, ZygoteLostError, all_lost
@@ -47,8 +47,8 @@ class ClusterHost:
         self._stops = 0
         self._run, self._spec, self._local, self._nodes, self._page = run, spec, local, nodes, page
         self._clock, self._starter, self._join_seconds = clock, starter, join_seconds
-        self._members = tuple(range(spec.nodes))
-        self._remotes = {k: self._awaited(k) for k in range(1, spec.nodes + spec.spares)}
+        self._roster = Roster(spec, clock)
+        self._remotes = self._roster.remotes
         self._generation = 0
         self._where = Whereabouts()
         self._exits: list[Exit] = []
@@ -70,22 +70,18 @@ class ClusterHost:
         self._losses.clear()
 
     def ready(self) -> bool:
-        return self._local.ready() and all(self._remotes[node].ready for node in self._others)
+        return self._local.ready() and self._roster.ready
 
     def members(self) -> tuple[int, ...]:
-        expected = [self._remotes[node] for node in self._others if not self._remotes[node].missing]
-        if not self._local.ready() or not all(remote.ready for remote in expected):
-            return ()
-        return 0, *(remote.node for remote in expected)
+        here = self._roster.here() if self._local.ready() else None
+        return (0, *here) if here is not None else ()
 
     def room(self, wanted: int) -> int:
         """Nodes are alike: one with fewer fit GPUs is left out whole."""
         return wanted
 
     def begin(self, members: tuple[int, ...]) -> None:
-        self._members = members
-        for remote in self._remotes.values():
-            remote.ranks = self._ranks_of(remote.node)
+        self._roster.begin(members)
 
     def open_store(self, name: str) -> int:
         return self._local.open_store(name)
@@ -95,7 +91,7 @@ class ClusterHost:
         parked: str | None = None,
     ) -> None:  # fmt: skip
         self._generation = generation
-        node = self._members[rank // self._spec.gpus_per_node]
+        node = self._roster.members[rank // self._spec.gpus_per_node]
         self._where.note(name, node, generation)
         if node == 0:
             self._local.start(name, rank=rank, generation=generation, environment=environment, log=log, parked=parked)
@@ -121,12 +117,12 @@ class ClusterHost:
 
     def signal(self, name: str, number: int) -> None:
         self._local.signal(name, number)
-        for node in self._others:
+        for node in self._roster.others:
             self._nodes.send(node, {"op": "signal", "name": name, "number": number})
 
     def examine(self, name: str, into: pathlib.Path) -> None:
         self._local.examine(name, into)
-        for node in self._others:
+        for node in self._roster.others:
             self._nodes.send(node, {"op": "examine", "name": name, "into": str(into)})
 
     def stopped(self, name: str) -> bool:
@@ -146,7 +142,7 @@ class ClusterHost:
         self._exits = [each for each in self._exits if each.name not in names]
 
     def stop_all(self, seconds: float) -> None:
-        self._stop(dict.fromkeys(self._others), seconds, None)
+        self._stop(dict.fromkeys(self._roster.others), seconds, None)
         self._exits.clear()
         # A node that was lost by now is part of the failure that is being dealt with; it has been started anew.
         self._losses = [loss for loss in self._losses if isinstance(loss, ZygoteLostError)]
@@ -220,19 +216,18 @@ class ClusterHost:
         node = remote.node
         message = f"node {node} was lost: {reason}"
         emit(self._run, "node_lost", generation=self._generation, node=node, message=message)
-        self._remotes[node] = replace(self._awaited(node), missing=True)
-        if node not in self._others:
+        self._roster.miss(node, stops=self._stops)
+        if node not in self._roster.others:
             self._starter.start(node)
             return
         self._losses.append(NodeLostError(message, node=node))
-        spare = next((k for k in self._spares if self._remotes[k].ready and self._nodes.present(k)), None)
+        spare = next(filter(self._nodes.present, self._roster.ready_spares()), None)
         if spare is None:
             self._starter.start(node)
             return
         self._nodes.renumber(spare, node)
         self._nodes.send(node, {"op": "be", "node": node})
-        taken = replace(self._remotes[spare], node=node, ranks=self._ranks_of(node), stopped=self._stops)
-        self._remotes[node], self._remotes[spare] = taken, self._awaited(spare)
+        taken = self._roster.promote(spare, node, stops=self._stops)
         emit(self._run, "node_joined", generation=self._generation, node=node, address=taken.address, seconds=0.0)
         self._starter.replace(node, spare)
 
@@ -242,39 +237,19 @@ class ClusterHost:
         Its agent stays, so that nobody starts another one in the same place.
         """
         remote.ready = False
-        if remote.node in self._spares:
+        if remote.node in self._roster.spares:
             return
-        if any(self._remotes[spare].ready for spare in self._spares):
+        if self._roster.ready_spares():
             self._take(self._nodes.drop(remote.node, reason))
             return
         remote.missing = True
         message = f"node {remote.node} is left out: {reason}"
         emit(self._run, "node_lost", generation=self._generation, node=remote.node, message=message)
-        fewest = self._spec.restarts.min_gpus
-        left = 1 + sum(not self._remotes[node].missing for node in self._others)
-        enough = fewest is not None and left * self._spec.gpus_per_node >= fewest
-        self._losses.append(NodeUnfitError(message, node=remote.node, unrecoverable=not enough))
+        self._losses.append(NodeUnfitError(message, node=remote.node, unrecoverable=not self._roster.enough))
 
     def _reopen(self, remote: Remote) -> None:
         remote.lost = None
         self._nodes.send(remote.node, {"op": "reopen"})
-
-    def _awaited(self, node: int) -> Remote:
-        """A node whose agent is being started. There is nothing on it that would have to be stopped."""
-        return Remote(node=node, ranks=self._ranks_of(node), awaited_since=self._clock.monotonic(), stopped=self._stops)
-
-    def _ranks_of(self, node: int) -> range:
-        """In the present generation."""
-        return self._spec.ranks_of(self._members.index(node)) if node in self._members else range(0)
-
-    @property
-    def _others(self) -> range:
-        """Nodes that have ranks, besides this one."""
-        return range(1, self._spec.nodes)
-
-    @property
-    def _spares(self) -> range:
-        return range(self._spec.nodes, self._spec.nodes + self._spec.spares)
 
     def _hear(self, remote: Remote, message: Message) -> None:
         operation = message["op"]
@@ -289,7 +264,7 @@ class ClusterHost:
             remote.stopped = message["number"]
         elif operation == "lost":
             remote.ready, remote.lost = False, message["message"]
-            if remote.node in self._spares:  # nobody works there
+            if remote.node in self._roster.spares:  # nobody works there
                 self._reopen(remote)
                 return
             self._losses.append(ZygoteLostError(f"node {remote.node}: {remote.lost}", node=remote.node))

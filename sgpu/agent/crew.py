@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sgpu.agent.failure import Failure
 from sgpu.agent.network import ReservedPort, worker_environment
 from sgpu.agent.withdrawal import Withdrawal
 from sgpu.agent.workers import WorkerHost, worker_name
@@ -45,9 +46,9 @@ class Crew:
             )  # fmt: skip
         self._end_parked()
 
-    def withdraw(self, number: int, running: Iterable[int], now: float) -> Withdrawal:
+    def withdraw(self, failure: Failure, running: Iterable[int], now: float) -> Withdrawal:
         self._end_parked()
-        return Withdrawal(self._host, number, running, now)
+        return Withdrawal(self._host, failure, running, now)
 
     def keep(self, number: int, ranks: Iterable[int]) -> None:
         """These are parked, and begin anew where the next generation has a rank in their place."""

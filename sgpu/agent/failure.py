@@ -25,6 +25,7 @@ class Failure:
         cause: a few words: "ValueError", "exit code 3", "SIGKILL", "no step for 600 s".
         collateral: probably the effect of another rank's end.
         unrecoverable: it would happen again, whatever is restarted.
+        unheard: the rank's process has not answered the agent, which has waited long enough for it.
         time: seconds since 1970.
     """
 
@@ -39,6 +40,7 @@ class Failure:
     collateral: bool = False
     unrecoverable: bool = False
     node: int | None = None
+    unheard: bool = False
 
     @property
     def fingerprint(self) -> str:

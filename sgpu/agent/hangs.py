@@ -21,7 +21,8 @@ from sgpu.contract.rundir import RunDir
 
 _STACKS_SECONDS = 0.3  # ranks that can write their stacks have done so by then
 _FROZEN_SECONDS = 1.0  # a turn that takes so long, and half a limit: all of this machine's processes stood still
-_SECOND_LOOK_SECONDS = 0.15  # after the first; by then a busy rank has used its core
+_LOOK_SECONDS = 0.15  # from one look to the next; by then a busy rank has used its core
+_HEAR_SECONDS = 5.0  # whether a rank can take the agent's word is known by then, however overloaded the machine is
 
 
 class Hangs:
@@ -78,9 +79,11 @@ class Hangs:
 
     def _forget(self) -> None:
         self._asked_at: float | None = None
-        self._looked_again = False
+        self._examined_at, self._looks = 0.0, 0
         self._waiting: set[int] = set()
+        self._answers: dict[int, int] = {}
         self._written: dict[int, int] = {}
+        self._seen: dict[int, int] = {}
         self._sizes: dict[int, int] = {}
 
     def _of_this_generation(self, beat: Beat) -> Beat:
@@ -103,28 +106,33 @@ class Hangs:
         return None
 
     def _ask_for_stacks(self, beats: Sequence[Beat], running: Set[int], now: float) -> None:
-        """Of all ranks; and has it looked up how the kernel sees them."""
+        """Of all ranks; asks whether they hear, and has it looked up how the kernel sees them."""
         self._forget()
         self._asked_at = now
         for rank in sorted(running):
             if beats[rank].state is WorkerState.ABSENT:  # it could not take the signal yet
                 continue
+            self._answers[rank] = beats[rank].answers
             self._written[rank] = len(_text(self._run.stacks(self._generation, rank)))
+            self._seen[rank] = len(_text(self._run.process(self._generation, rank)))
             self._host.signal(worker_name(self._generation, rank), signal.SIGUSR2)
-            self._examine(rank)
+        self._examine(now)
 
-    def _examine(self, rank: int) -> None:
-        self._host.examine(worker_name(self._generation, rank), self._run.process(self._generation, rank))
+    def _examine(self, now: float) -> None:
+        self._examined_at, self._looks = now, self._looks + 1
+        for rank in self._written:
+            self._host.examine(worker_name(self._generation, rank), self._run.process(self._generation, rank))
 
     def _judge(self, silence: Silence, beats: Sequence[Beat], running: Set[int], now: float) -> Failure | None:
         asked_at = self._asked_at if self._asked_at is not None else now
-        if not self._looked_again and now - asked_at >= _SECOND_LOOK_SECONDS:
-            self._looked_again = True
-            for rank in self._written:
-                self._examine(rank)
-        if now - asked_at < _STACKS_SECONDS and not (self._looked_again and self._all_written()):
+        waited = now - asked_at
+        if now - self._examined_at >= _LOOK_SECONDS:
+            self._examine(now)
+        if waited < _STACKS_SECONDS and not (self._looks > 1 and self._all_written()):
             return None
-        evidence = {rank: self._evidence(rank) for rank in sorted(running)}
+        evidence = {rank: self._evidence(rank, beats[rank]) for rank in sorted(running)}
+        if waited < _HEAR_SECONDS and any(evidence[one].undecided for one in silence.suspects if one in evidence):
+            return None
         culprit = stacks.to_blame([one for one in silence.suspects if one in evidence], evidence)
         if culprit is None and silence.waits_for is not None:
             self._waiting = set(silence.suspects)
@@ -141,12 +149,13 @@ class Hangs:
             for rank, since in self._written.items()
         )
 
-    def _evidence(self, rank: int) -> Evidence:
-        kernel = kernel_view.parse(_text(self._run.process(self._generation, rank)))
+    def _evidence(self, rank: int, beat: Beat) -> Evidence:
+        kernel = kernel_view.parse(_text(self._run.process(self._generation, rank))[self._seen.get(rank, 0) :])
         if self._host.stopped(worker_name(self._generation, rank)):
             kernel = replace(kernel, state="T") if kernel is not None else KernelView(state="T")
         stack = _text(self._run.stacks(self._generation, rank))[self._written.get(rank, 0) :]
-        return Evidence(stack=stack.strip(), kernel=kernel, begun=rank in self._written)
+        answered = beat.answers != self._answers.get(rank, -1)
+        return Evidence(stack=stack.strip(), kernel=kernel, begun=rank in self._written, answered=answered)
 
     def _failure(self, silence: Silence, rank: int | None, evidence: Evidence, beats: Sequence[Beat]) -> Failure:
         limit, over = silence.limit_seconds, f"for {silence.silent_seconds:.1f} s (limit {silence.limit_seconds:g} s)"
@@ -164,10 +173,11 @@ class Hangs:
             if beat.section is Section.INIT and not evidence.stopped:
                 did, cause = f"had not begun its loop {over[4:]} after its start", f"no loop for {limit:g} s"
             path = self._run.process if evidence.frozen else self._run.stacks
+            did = f"{stacks.lock_held(evidence)}, and {did}" if evidence.holds_lock else did
             message = f"rank {rank} {did}; {stacks.deed(evidence)}; see {path(self._generation, rank)}"
         return Failure(
             kind="hang", rank=rank, generation=self._generation, step=step, cause=cause, message=message,
-            time=self._clock.wall(), traceback=traceback,
+            time=self._clock.wall(), traceback=traceback, unheard=evidence.unheard,
         )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sgpu.agent.report import Commits
 from sgpu.contract.events import emit
 from sgpu.contract.heartbeat import Beat, Category
 from sgpu.contract.rundir import RunDir
@@ -19,19 +20,17 @@ class Recovery:
         self._since: float | None = None
         self._reached = 0
 
-    @property
-    def pending(self) -> bool:
-        return self._since is not None
-
     def begin(self, *, failed_at: float, beats: Sequence[Beat]) -> None:
         """A generation has failed. `failed_at` is monotonic; a failure while recovering does not reset it."""
         self._since = failed_at if self._since is None else self._since
         self._reached = max(beat.high_step for beat in beats)
 
-    def look(self, beats: Sequence[Beat], *, generation: int, committed_step: int, now: float) -> None:
-        """`committed_step` is what the ranks restored, or below 0: a rank trains again once it is beyond it."""
-        from_step = max(0, committed_step)
-        if self._since is None or not all(
+    def look(self, beats: Sequence[Beat], *, generation: int, commits: Commits, now: float) -> None:
+        """A rank trains again once it is beyond the newest of `commits`, which is what it restored."""
+        if self._since is None:
+            return
+        from_step = max(0, commits.newest())
+        if not all(
             beat.generation == generation and beat.category in _TRAINS and beat.step > from_step for beat in beats
         ):
             return

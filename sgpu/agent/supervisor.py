@@ -184,11 +184,7 @@ class Supervisor:
         for rank, beat in enumerate(beats):
             if beat.state in _OVER and beat.generation == generation.number:
                 generation.judge(rank, beat, None)
-        if self._recovery.pending:
-            self._recovery.look(
-                beats, generation=generation.number, committed_step=self._commits.newest(),
-                now=self._clock.monotonic(),
-            )  # fmt: skip
+        self._recovery.look(beats, generation=generation.number, commits=self._commits, now=self._clock.monotonic())
         for slow in self._stragglers.look(beats):
             emit(self._run, "straggler", generation=generation.number, **vars(slow))
         hang = self._hangs.look(beats, generation.running) if not generation.failures else None
@@ -229,7 +225,7 @@ class Supervisor:
         if not may or not generation.running:
             self._stop_workers()
             return set()
-        withdrawal = self._crew.withdraw(generation.number, generation.running, self._clock.monotonic())
+        withdrawal = self._crew.withdraw(failure, generation.running, self._clock.monotonic())
         while not withdrawal.done(self._beats(), generation.running, self._clock.monotonic()):
             if self._stop_reason() is not None or self._out_of_time():
                 self._stop_workers()

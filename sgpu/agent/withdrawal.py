@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from sgpu.agent.failure import Failure
 from sgpu.agent.workers import WorkerHost, worker_name
 from sgpu.contract.heartbeat import Beat, WorkerState
 
@@ -20,14 +21,16 @@ class Withdrawal:
     """Order of calls: made when a generation has failed; then each turn `done`, until it is; then `parked`.
 
     Args:
+        failure: of the generation; where its rank is `unheard`, that is not asked again, but ended.
         running: ranks whose processes live.
         now: monotonic.
     """
 
-    def __init__(self, host: WorkerHost, generation: int, running: Iterable[int], now: float) -> None:
-        self._host, self._generation, self._began = host, generation, now
-        host.interrupt([worker_name(generation, rank) for rank in sorted(running)], generation)
-        host.end([f"store{generation}"], _END_SECONDS)  # who waits in it for others is free by that
+    def __init__(self, host: WorkerHost, failure: Failure, running: Iterable[int], now: float) -> None:
+        self._host, self._generation, self._began = host, failure.generation, now
+        self._unheard = failure.rank if failure.unheard else None
+        host.interrupt([worker_name(self._generation, rank) for rank in sorted(running)], self._generation)
+        host.end([f"store{self._generation}"], _END_SECONDS)  # who waits in it for others is free by that
 
     def done(self, beats: Sequence[Beat], running: set[int], now: float) -> bool:
         """Whether all that run are parked; those that take too long are ended, and leave `running`."""
@@ -35,7 +38,9 @@ class Withdrawal:
         late = {
             rank
             for rank in running - self.parked(beats, running)
-            if waited > self._limit(beats[rank]) or self._host.stopped(worker_name(self._generation, rank))
+            if waited > self._limit(beats[rank])
+            or rank == self._unheard
+            or self._host.stopped(worker_name(self._generation, rank))
         }
         if late:
             self._host.end([worker_name(self._generation, rank) for rank in sorted(late)], _END_SECONDS)

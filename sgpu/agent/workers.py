@@ -80,7 +80,7 @@ class WorkerHost(Protocol):
         """Whether a worker stands still by a signal (SIGSTOP)."""
 
     def examine(self, name: str, into: pathlib.Path) -> None:
-        """Has what the kernel tells of a worker added to a file; see kernel_view.py."""
+        """Has what the kernel tells of a worker added to a file, see kernel_view.py, and asks it for an answer."""
 
     def interrupt(self, names: Sequence[str], generation: int) -> None:
         """Tells workers to give up their calls as this generation's, and to park; returns at once."""

@@ -143,6 +143,8 @@ class ZygoteHost:
 
     def examine(self, name: str, into: pathlib.Path) -> None:
         pid = self._pids.get(name)
+        if pid is not None:
+            self._tell(pid, {"op": "answer"})
         self._spies = [spy for spy in self._spies if spy.poll() is None]
         spy = kernel_view.examine(pid, into) if pid is not None else None
         if spy is not None:

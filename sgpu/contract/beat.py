@@ -53,6 +53,7 @@ class Beat:
         timed_steps: how many of those there were since this worker's start; longest_step_seconds: of them.
         work_seconds: of all steps since then: what was the rank's own, and not a wait for data or for other ranks.
         heard: the newest generation of which it was told that it is given up, and has heard that.
+        answers: how often it has answered the agent's question whether it hears at all.
     """
 
     beat_ns: int
@@ -77,6 +78,7 @@ class Beat:
     work_seconds: float = 0.0
     ledger_closed: bool = False
     heard: int = -1
+    answers: int = 0
 
     def ledger_seconds(self, until_ns: int | None = None) -> dict[str, float]:
         """Seconds by category name (lower case), the open interval counted up to `until_ns`."""

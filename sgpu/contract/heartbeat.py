@@ -26,7 +26,7 @@ _SLOT_BYTES = 256
 _PROGRESS = struct.Struct("<QqqqqIIIIQd")  # beat_ns step high epoch total generation pid state section since_ns limit
 _PROGRESS_AT = 8
 _SEQUENCE = struct.Struct("<Q")
-_HEARD = struct.Struct("<q")  # the generation that was given up, plus one
+_HEARD = struct.Struct("<iI")  # the generation that was given up, plus one; answers
 _HEARD_AT = 80
 _REQUEST = struct.Struct("<IIqQ")  # code pad stop_step deadline_ns
 _REQUEST_AT = 88
@@ -137,8 +137,16 @@ class Slot:
         self._write(now)
 
     def hear(self, generation: int) -> None:
-        """The agent's word that this generation is given up has come. From any thread: no other writes this."""
-        self._memory[self._at + _HEARD_AT : self._at + _REQUEST_AT] = _HEARD.pack(generation + 1)
+        """The agent's word that this generation is given up has come. From any one thread: no other writes this."""
+        self._tell(generation, self.read().answers)
+
+    def answer(self) -> None:
+        """The agent's question whether this process hears anything has come. From the same thread."""
+        beat = self.read()
+        self._tell(beat.heard, beat.answers + 1)
+
+    def _tell(self, heard: int, answers: int) -> None:
+        self._memory[self._at + _HEARD_AT : self._at + _REQUEST_AT] = _HEARD.pack(heard + 1, answers)
 
     def close_ledger(self, until_ns: int | None = None) -> None:
         """Nobody works any more, `until_ns` (None: now) at the latest: since its last sign, the rank was idle."""
@@ -184,7 +192,7 @@ class Slot:
         """Shows what a rank wrote into the page of another machine; its times are to be of this one's clock."""
         self._load(beat)
         self._write(beat.beat_ns)
-        self.hear(beat.heard)
+        self._tell(beat.heard, beat.answers)
 
     def adopt(self, beat: Beat) -> None:
         """Goes on from what another page knows of the rank, if that is more; its times are to be of our clock."""
@@ -207,14 +215,14 @@ class Slot:
         beat_ns, step, high, epoch, total, generation, pid, state, section, since, limit = progress
         category, closed, ledger_since, started, *seconds = ledger
         step_seconds, longest, work, timed, name = _MEASURED.unpack_from(content, _MEASURED_AT)
-        (heard,) = _HEARD.unpack_from(content, _HEARD_AT)
+        heard, answers = _HEARD.unpack_from(content, _HEARD_AT)
         return Beat(
             beat_ns=beat_ns, step=step, high_step=high, epoch=epoch, total_steps=total, generation=generation, pid=pid,
             state=WorkerState(state), section=Section(section), section_since_ns=since, section_limit_seconds=limit,
             category=Category(category), ledger_since_ns=ledger_since, started_ns=started, seconds=tuple(seconds),
             section_name=name.rstrip(b"\0").decode(errors="ignore"), step_seconds=step_seconds,
             longest_step_seconds=longest, timed_steps=timed, work_seconds=work, ledger_closed=bool(closed),
-            heard=heard - 1,
+            heard=heard - 1, answers=answers,
         )  # fmt: skip
 
     def _write(self, now: int) -> None:

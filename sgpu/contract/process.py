@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import pathlib
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -15,6 +17,7 @@ from sgpu.contract import atomic
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+LISTENER = "sgpu-control"  # the name, to the kernel too, of a worker's thread that hears its agent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +144,12 @@ def ended_children() -> Iterator[tuple[int, int]]:
 def adopt_orphans() -> None:
     """Descendants whose parent ends become children of this process, so that none is lost sight of."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def name_this_thread(name: str) -> None:
+    """As the kernel and its tools show it: 15 characters at most. Where /proc may not be written, it has no name."""
+    with contextlib.suppress(OSError):
+        pathlib.Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
 
 
 def _prctl(option: int, value: Any) -> None:

@@ -1,8 +1,9 @@
-"""The agent's word to a worker: give up the call of this generation; begin anew as another.
+"""The agent's word to a worker: give up the call of this generation; begin anew as another; answer.
 
-It comes over a pipe that a thread of its own reads. Giving up: what waits for other ranks is freed (see abort.py), and
-`Restart` is raised in the main thread by a real signal, which also ends system calls. Not in the middle of an import,
-which would poison the module for good, nor in a shielded section: then the signal comes again.
+It comes over a pipe that a thread of its own reads, which answers as long as it gets the interpreter's lock. Giving up:
+what waits for other ranks is freed (see abort.py), and `Restart` is raised in the main thread by a real signal, which
+also ends system calls. Not in the middle of an import, which would poison the module for good, nor in a shielded
+section: then the signal comes again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, TypeVar
 
+from sgpu.contract.heartbeat import Slot
+from sgpu.contract.process import LISTENER, name_this_thread
 from sgpu.contract.shield import is_shielded
 from sgpu.worker.abort import Abort
 
@@ -41,25 +44,24 @@ class Control:
     """
 
     def __init__(self, descriptor: int, generation: int, *, abort: Abort, leave: Callable[[], None]) -> None:
-        self._descriptor, self._generation = descriptor, generation
+        self._generation = generation
         self._abort, self._leave = abort, leave
         self._commands: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
         self._out = threading.Event()
         self._inside = self._over = self._done = False
-        self._heard: Callable[[int], None] = lambda _generation: None
+        self._slot: Slot | None = None
         self._raised_at = float("-inf")
         self._main = threading.main_thread().ident or 0
         signal.signal(SIGNAL, self._handle)
-        threading.Thread(target=self._listen, daemon=True, name="sgpu-control").start()
+        _listen(descriptor, self._take, self._at_end)
 
-    def begin(self, heard: Callable[[int], None]) -> None:
-        """`heard` is called, from any thread, as soon as the agent's word that a generation is given up is here.
-
-        It tells the agent that this process can still take a word: one that holds the interpreter's lock cannot.
+    def begin(self, slot: Slot) -> None:
+        """There it is told, from another thread, that the agent's word is here: that a generation is given up, or a
+        question whether this process hears. One whose call holds the interpreter's lock does not.
         """
-        self._heard = heard
+        self._slot = slot
         if self._over:
-            heard(self._generation)
+            slot.hear(self._generation)
 
     def call(self, function: Callable[[], _Value]) -> _Value:
         """The user's function; raises Restart where the agent has given this generation up."""
@@ -98,22 +100,25 @@ class Control:
         self._raised_at = now
         raise Restart
 
-    def _listen(self) -> None:
-        with open(self._descriptor, "rb") as lines:
-            for line in lines:
-                message = json.loads(line)
-                if message["op"] == "interrupt":
-                    self._interrupt(message["generation"])
-                else:  # what is said of the new generation from here on counts, also before its call begins
-                    self._generation, self._over = message["generation"], False
-                    self._commands.put(message)
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["op"] == "answer":
+            if self._slot is not None:
+                self._slot.answer()
+        elif message["op"] == "interrupt":
+            self._interrupt(message["generation"])
+        else:  # what is said of the new generation from here on counts, also before its call begins
+            self._generation, self._over = message["generation"], False
+            self._commands.put(message)
+
+    def _at_end(self) -> None:
         self._commands.put(None)
 
     def _interrupt(self, generation: int) -> None:
         if generation != self._generation:
             return
         self._over = True
-        self._heard(generation)
+        if self._slot is not None:
+            self._slot.hear(generation)
         if self._done:
             self._leave()
         pause = _FIRST_PAUSE_SECONDS
@@ -122,6 +127,22 @@ class Control:
             signal.pthread_kill(self._main, SIGNAL)
             self._out.wait(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+def answer_only(descriptor: int, slot: Slot) -> None:
+    """For a process that is for one generation: it hears, and that is all."""
+    _listen(descriptor, lambda message: slot.answer() if message["op"] == "answer" else None, lambda: None)
+
+
+def _listen(descriptor: int, take: Callable[[dict[str, Any]], None], at_end: Callable[[], None]) -> None:
+    def listen() -> None:
+        name_this_thread(LISTENER)
+        with open(descriptor, "rb") as lines:
+            for line in lines:
+                take(json.loads(line))
+        at_end()
+
+    threading.Thread(target=listen, daemon=True, name=LISTENER).start()
 
 
 def _imports(frame: FrameType | None) -> bool:

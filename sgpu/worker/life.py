@@ -21,7 +21,7 @@ from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, read_spec
 from sgpu.worker import bootstrap, clearing
 from sgpu.worker.abort import abort_here
-from sgpu.worker.control import Control
+from sgpu.worker.control import Control, answer_only
 from sgpu.worker.pristine import Pristine
 
 _STATUS = {"result": 0, "preempted": 3}
@@ -40,6 +40,8 @@ def run_worker(root: pathlib.Path, rank: int, generation: int, control: int | No
     spec = read_spec(run)
     bootstrap.prepare(spec)
     if control is None or not spec.restarts.in_process or spec.restarts.max_restarts == 0:
+        if control is not None:
+            answer_only(control, Page(run.node(settings.node()).heartbeat).slot(rank))
         outcome = _Generation(run, spec, rank, generation, None).outcome()
         raise SystemExit(_STATUS.get(outcome.kind, 1) if outcome is not None else 1)
     agent = Control(control, generation, abort=abort_here(), leave=lambda: os._exit(0))
@@ -73,7 +75,7 @@ class _Generation:
         run, rank, generation, control = self._run, self._rank, self._generation, self._control
         slot = Page(run.node(settings.node()).heartbeat).slot(rank)
         if control is not None:
-            control.begin(slot.hear)
+            control.begin(slot)
         with (run.attempt(generation, rank) / "stacks").open("wb") as stacks:
             faulthandler.enable(stacks, all_threads=True)
             faulthandler.register(signal.SIGUSR2, stacks, all_threads=True, chain=False)

@@ -14,6 +14,7 @@ import pytest
 
 from sgpu.agent import kernel_view
 from sgpu.agent.kernel_view import KernelView, look, parse
+from sgpu.agent.stacks import Evidence
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def child() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
 
     def start(text: str) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-c", f"print('ready', flush=True)\n{text}"]
-        one = subprocess.Popen(command, stdout=subprocess.PIPE)
+        one = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         started.append(one)
         assert one.stdout is not None
         assert one.stdout.readline() == b"ready\n"
@@ -33,8 +34,9 @@ def child() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
     for one in started:
         one.kill()
         one.wait()
-        if one.stdout is not None:
-            one.stdout.close()
+        for stream in (one.stdin, one.stdout):
+            if stream is not None:
+                stream.close()
 
 
 def _until(pid: int, state: str) -> str:
@@ -83,6 +85,47 @@ def test_a_busy_one_and_an_idle_one(child: Callable[[str], subprocess.Popen[byte
     assert views[1].state == "S"
 
 
+@pytest.mark.parametrize(
+    ("call", "held"), [("ctypes.PyDLL(None).usleep(10**9)", True), ("ctypes.CDLL(None).usleep(10**9)", False)]
+)
+def test_a_thread_that_waits_for_the_lock_of_the_interpreter_is_told_from_one_that_heard(
+    child: Callable[[str], subprocess.Popen[bytes]], call: str, held: bool
+) -> None:
+    one = child(f"""
+import ctypes, os, threading
+from sgpu.contract.process import LISTENER, name_this_thread
+read, write = os.pipe()
+def listen():
+    name_this_thread(LISTENER)
+    print("listens", flush=True)
+    os.read(read, 1)
+    print("heard", flush=True)
+    os.read(read, 1)
+threading.Thread(target=listen, daemon=True).start()
+os.read(0, 1)
+os.write(write, b"x")
+{call}
+""")
+    assert one.stdout is not None
+    assert one.stdin is not None
+    assert one.stdout.readline() == b"listens\n"
+    first = look(one.pid)
+    one.stdin.write(b"x")
+    one.stdin.close()
+    if not held:
+        assert one.stdout.readline() == b"heard\n"
+    deadline = time.monotonic() + 60
+    while True:
+        view = parse(f"{first}{look(one.pid)}")
+        assert view is not None
+        assert view.turns is not None
+        if (view.turns >= 20) == held and view.state == "S":
+            break
+        assert time.monotonic() < deadline, view
+        time.sleep(0.01)
+    assert Evidence(stack="x", kernel=view, answered=not held).holds_lock is held
+
+
 def test_one_that_is_gone(child: Callable[[str], subprocess.Popen[bytes]], tmp_path: pathlib.Path) -> None:
     one = child("")
     one.wait(30)
@@ -98,7 +141,11 @@ def test_one_that_is_gone(child: Callable[[str], subprocess.Popen[bytes]], tmp_p
         ("time: 1.0\nnothing else\n", None),
         ("time: 1.0\nstate: D (x)\ncpu_seconds: 2.00\nplace: nfs_wait\n", KernelView(state="D", place="nfs_wait")),
         ("time: 1.0\nstate: S (x)\ncpu_seconds: 2.00\nplace: a\nin the kernel:\n[<0>] a+0x1\n"
-         "time: 1.5\nstate: R (x)\ncpu_seconds: 2.25\nplace: \n", KernelView(state="R", busy_share=0.5)),
+         "time: 1.5\nstate: R (x)\ncpu_seconds: 2.25\nplace: \n",
+         KernelView(state="R", busy_share=0.5, cpu_seconds=0.25)),
+        ("time: 1.0\nstate: S (x)\ncpu_seconds: 2.00\nturns_of_listener: 5\nturns_of_main: 7\nrunning_threads: 0\n"
+         "time: 1.5\nstate: S (x)\ncpu_seconds: 2.00\nturns_of_listener: 30\nturns_of_main: 8\nrunning_threads: 2\n",
+         KernelView(state="S", busy_share=0.0, runs=True, turns=25, main_turns=1)),
     ],
 )  # fmt: skip
 def test_parse(text: str, view: KernelView | None) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from sgpu.agent.kernel_view import KernelView
-from sgpu.agent.stacks import Evidence, deed, to_blame
+from sgpu.agent.stacks import Evidence, deed, lock_held, to_blame
 
 _SLEEPS = """Thread 0x00007f01 (most recent call first):
   File "/lib/python3.11/site-packages/torch/distributed/elastic/x.py", line 1 in watch
@@ -59,6 +61,48 @@ def test_to_blame(stacks: dict[int, str], blamed: int | None) -> None:
 def test_one_that_is_stopped_is_to_blame_wherever_it_is() -> None:
     evidence = {0: Evidence(stack=_SLEEPS), 1: Evidence(stack=_COLLECTIVE), 2: Evidence(kernel=_STOPPED)}
     assert to_blame([0, 1], evidence) == 2
+
+
+def _holds(stack: str = _SLEEPS, *, answered: bool = False, **seen: Any) -> Evidence:
+    view = KernelView(**{"state": "S", "turns": 28, "busy_share": 0.0, **seen})
+    return Evidence(stack=stack, kernel=view, answered=answered)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "holds", "undecided"),
+    [
+        (_holds(), True, False),
+        (_holds(answered=True), False, False),  # it took its time
+        (_holds(turns=19), False, True),
+        (_holds(turns=None), False, False),  # it cannot be asked
+        (_holds(state="R", runs=True, cpu_seconds=0.14), True, False),
+        (_holds(state="R", runs=True, cpu_seconds=0.03), False, True),  # it waits for a core
+        (_holds(turns=0, state="T"), False, False),
+        (Evidence(stack=_SLEEPS), False, False),
+    ],
+)
+def test_only_one_that_had_its_turns_and_did_not_answer_holds_the_lock(
+    evidence: Evidence, holds: bool, undecided: bool
+) -> None:
+    assert (evidence.holds_lock, evidence.undecided) == (holds, undecided)
+
+
+def test_one_that_holds_the_lock_is_to_blame_before_one_that_is_busy() -> None:
+    assert to_blame([0, 1], {0: Evidence(stack=_SLEEPS), 1: _holds()}) == 1
+    assert to_blame([0, 1], {0: Evidence(stack=_SLEEPS), 1: _holds(_COLLECTIVE)}) == 0, "that one waits for others"
+    assert to_blame([0, 1], {0: Evidence(stack=_BACKWARD), 1: _holds(_COLLECTIVE)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("evidence", "told"),
+    [
+        (_holds(), "holds the GIL in train at /tmp/ipykernel_1/1.py:4 (native code that does not release it)"),
+        (_holds(main_turns=25), "holds the GIL in one of its threads (native code that does not release it)"),
+        (_holds(""), "holds the GIL (native code that does not release it)"),
+    ],
+)
+def test_where_it_holds_the_lock(evidence: Evidence, told: str) -> None:
+    assert lock_held(evidence) == told
 
 
 def test_none_outside_the_suspicion_is_to_blame() -> None:

@@ -112,7 +112,7 @@ def _train(folder: str, limit: float, longer: float) -> int:
 _TOLD = [
     (1, "it was stopped by a signal (SIGSTOP); see "),
     (1, "it keeps a core busy, in spins at "),
-    (1, "it sleeps or waits (futex"),
+    (1, "it sleeps or waits (futex"),  # with the interpreter's lock
     (1, "it sleeps or waits (futex"),
     (
         None,
@@ -139,6 +139,8 @@ def test_each_kind_of_hang_is_told_and_what_is_none_is_not(
     for number, (rank, words) in enumerate(_TOLD):
         fired = marks[f"hung{number}.1"]
         (failure,) = [event for event in failures if event["generation"] == fired["generation"]]
+        holds = "rank 1 holds the GIL in locks_twice at " in failure["message"]
+        assert holds == (number == 2), failure["message"]
         _is_told(failure, rank, words, step=fired["step"], run=run)
     assert len(failures) == len(_TOLD), "and nothing else was taken for a hang"
     assert left(run) == []
@@ -153,7 +155,8 @@ def _is_told(failure: dict[str, Any], rank: int | None, words: str, *, step: int
     if rank is None:
         assert str(folder / "rank*" / "stacks") in message
         return
-    assert f"rank {rank} completed no step for " in message
+    assert f"rank {rank} " in message
+    assert "completed no step for " in message
     assert f"in section 'step' after step {step}; " in message
     waiting = (folder / "rank0" / "stacks").read_text()
     assert "torch/autograd" in waiting, "the other waits in its backward pass, and wrote its stack too"
