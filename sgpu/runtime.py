@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 _OWN_LIMITS = {"checkpoint": Section.CHECKPOINT, "evaluation": Section.EVALUATION}
-_declared_seconds = 0.0
+_declared_seconds = _waited_seconds = 0.0
 
 
 def _from_group(method: str) -> int | None:
@@ -149,6 +149,27 @@ def section(name: str, limit_seconds: float | None = None) -> Iterator[None]:
 def declared_seconds() -> float:
     """What this process has spent in sections so far."""
     return _declared_seconds
+
+
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Declares a wait for other ranks: `with sgpu.runtime.waiting(): torch.distributed.all_reduce(gradient)`.
+
+    Inside a training loop, around collectives of your own. What is inside does not count as this rank's computation, by
+    which ranks that hold the others up are found. A loop whose model is neither in DistributedDataParallel nor sharded
+    by `fully_shard` is looked at only where it says so of each of its waits.
+    """
+    global _waited_seconds
+    began, before = time.perf_counter(), _waited_seconds
+    try:
+        yield
+    finally:
+        _waited_seconds = before + time.perf_counter() - began  # what is nested in it counts once
+
+
+def waited_seconds() -> float:
+    """What this process has said so far that it waited for other ranks."""
+    return _waited_seconds
 
 
 def _slot() -> Slot | None:

@@ -11,8 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.checkpoint import checkpoint
 
+from sgpu import runtime
 from sgpu.training.own_time import OwnTime
 
 _now = [0.0]
@@ -66,7 +70,7 @@ def optimizer(model: DDP) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-def _step(own: OwnTime, model: DDP, optimizer: torch.optim.Optimizer, *, before_step: float = 0.0) -> None:
+def _step(own: OwnTime, model: nn.Module, optimizer: torch.optim.Optimizer, *, before_step: float = 0.0) -> None:
     own.begin()
     _passes(10)
     loss = model(torch.ones(1, 2)).sum()
@@ -133,6 +137,118 @@ def test_where_nothing_can_be_told(part: Any) -> None:
     _passes(5)
     assert not own.measures
     assert own.take() == 0
+
+
+class _Sharded(nn.Module):
+    """Sharded layer by layer. Each takes a second in its forward, again where it is computed anew in the backward."""
+
+    def __init__(self, layers: int = 2, *, again: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(fully_shard(_Layer(), mesh=_cpu()) for _ in range(layers))
+        self.again = again
+        fully_shard(self, mesh=_cpu())
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        _passes(100)  # no sharded module's: it may hold waits
+        for layer in self.layers:
+            value = checkpoint(layer, value, use_reentrant=False) if self.again else layer(value)
+        return value
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(2, 2)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return _Takes.apply(self.inner(value))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def _cpu() -> Any:
+    return dist.init_device_mesh("cpu", (1,))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_sharded_modules_forward_is_own_and_their_backward_may_wait(
+    again: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unshard, waits = FSDPParamGroup.wait_for_unshard, []
+
+    def slow(self: Any) -> None:
+        waits.append(self)
+        _passes(1000)
+        unshard(self)
+
+    monkeypatch.setattr(FSDPParamGroup, "wait_for_unshard", slow)
+    model = _Sharded(again=again)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    own = OwnTime(model, optimizer, clock=_clock)
+    for _ in range(3):
+        _step(own, model, optimizer)
+        assert own.take() == 10 + 2 + 30
+    assert waits, "there were some"
+    own.begin()
+    loss = model(torch.ones(1, 2)).sum()
+    with own.waiting():
+        _passes(1000)
+    loss.backward()
+    assert own.take() == 2, "nor does the backward count after a wait"
+    own.close()
+    assert all(not layer._forward_hooks or own._leave not in layer._forward_hooks.values() for layer in model.layers)
+
+
+def test_of_many_sharded_modules_some_stand_for_all() -> None:
+    model = _Sharded(layers=40)
+    own = OwnTime(model, None, clock=_clock)
+    hooked = [own._leave in layer._forward_hooks.values() for layer in model.layers]
+    assert sum(hooked) == 14
+    own.begin()
+    model(torch.ones(1, 2))
+    assert own.take() == pytest.approx(40)
+
+
+def test_a_compiled_model_gets_no_hooks() -> None:
+    model = _Sharded()
+    model.layers[0].compile(backend="eager")
+    assert not OwnTime(model, None, clock=_clock).measures
+
+
+def test_a_loop_that_reduces_by_itself_says_where_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_waited_seconds", 0.0)
+    monkeypatch.setattr(runtime.time, "perf_counter", _clock)
+    own = OwnTime(_Net(), None, clock=_clock)
+    for taken in (0, 10 + 5 + 5):  # the first wait tells that there are such
+        own.begin()
+        _passes(10)
+        with runtime.waiting():
+            _passes(500)
+            with runtime.waiting():
+                _passes(500)
+        _passes(5)
+        with own.waiting():
+            _passes(1000)
+        _passes(5)
+        assert own.take() == taken
+
+
+def test_declared_waits_do_not_count_in_data_parallel_either(
+    model: DDP, optimizer: torch.optim.Optimizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "_waited_seconds", 0.0)
+    monkeypatch.setattr(runtime.time, "perf_counter", _clock)
+    own = OwnTime(model, optimizer, clock=_clock)
+    own.begin()
+    loss = model(torch.ones(1, 2)).sum()
+    with runtime.waiting():
+        _passes(1000)
+    loss.backward()
+    with runtime.waiting():
+        _passes(1000)
+    optimizer.step()
+    _passes(30)
+    with runtime.waiting():
+        _passes(1000)
+    assert own.take() == 1 + 2 + 30
 
 
 def test_closed_it_leaves_no_hook(model: DDP, optimizer: torch.optim.Optimizer) -> None:
