@@ -20,7 +20,7 @@ from sgpu.contract.failpoint import failpoint
 from sgpu.data.counters import Counters
 from sgpu.data.listing import Listing
 from sgpu.data.private import PrivateCopies
-from sgpu.data.room import Room, is_disk_full
+from sgpu.data.room import Part, Room, is_disk_full
 from sgpu.data.sums import Sum, Sums, crc_of, crc_of_path, key_of, suspect_before_ns
 from sgpu.data.volumes.entry import Entry, Volume, changed
 
@@ -63,8 +63,7 @@ class Cache:
             status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return False
-        version = status.st_size, status.st_mtime_ns // 1000
-        if version != (int(self.listing.sizes[number]), int(self.listing.stamps[number])):
+        if (status.st_size, status.st_mtime_ns // 1000) != self.listing.version(number):
             return False
         return status.st_ctime_ns >= self._suspect_before_ns or self._survived(path, number, status)
 
@@ -86,6 +85,14 @@ class Cache:
     def _key(self, entry: Entry) -> int:
         return key_of(self.folder.name, entry.path)
 
+    def at_hand(self, number: int) -> str | None:
+        """What `obtain` gives, where the file is here."""
+        path = self.local(number)
+        if not self._is_here(path, number):
+            return None
+        self.counters.add(requests=1)
+        return path
+
     def obtain(self, number: int) -> str:
         """A local path of the file, fetched now if need be. It stays while this process' data set lives.
 
@@ -93,10 +100,10 @@ class Cache:
             FetchError: it could not be read after several tries.
             ListingChangedError: it is not the file that was listed.
         """
+        if (path := self.at_hand(number)) is not None:
+            return path
         self.counters.add(requests=1)
         path = self.local(number)
-        if self._is_here(path, number):
-            return path
         with self._only_one(path):
             if self._is_here(path, number):
                 self.counters.add(waits=1)
@@ -112,23 +119,25 @@ class Cache:
 
     def prefetch(self, number: int, keep_free_bytes: int = 0, tries: int = _TRIES) -> bool:
         """Brings the file here ahead of its use; False where the cache has no room. Errors are left to `obtain`."""
+        return self.has(number) or self.bring(number, keep_free_bytes, tries) is not None
+
+    def bring(self, number: int, keep_free_bytes: int = 0, tries: int = _TRIES) -> int | None:
+        """The same for a file that was looked for already. Returns the bytes that came; None: there is no room."""
         path = self.local(number)
-        if self._is_here(path, number):
-            return True
         with self._only_one(path):
             if self._is_here(path, number):
-                return True
+                return 0
             entry = self.listing.entry(number)
             part = self.room.reserve(entry.size_bytes, keep_free_bytes)
             if part is None:
-                return False
+                return None
             try:
                 self._bring(entry, path, part, tries)
             except OSError as problem:
                 if not is_disk_full(problem):
                     raise
-                return False
-            return True
+                return None
+            return entry.size_bytes
 
     @contextlib.contextmanager
     def _only_one(self, path: str) -> Iterator[None]:
@@ -148,14 +157,17 @@ class Cache:
         finally:
             os.close(descriptor)
 
-    def _bring(self, entry: Entry, path: str, part: str, tries: int = _TRIES) -> str:
+    def _bring(self, entry: Entry, path: str, part: Part, tries: int = _TRIES) -> str:
         """Fetches into the room that was reserved."""
         try:
-            crc = self._download(entry, part, tries)
+            try:
+                crc = self._download(entry, part.descriptor, tries)
+            finally:
+                os.close(part.descriptor)
             self._sums.add(self._key(entry), Sum(entry.size_bytes, entry.stamp, crc))
-            self._publish(part, path, entry.size_bytes)
+            self._publish(part.path, path, entry.size_bytes)
         except BaseException:
-            self.room.release(part, entry.size_bytes)
+            self.room.release(part.path, entry.size_bytes)
             raise
         return path
 
@@ -176,13 +188,13 @@ class Cache:
             _make_folder(folder, self.folder)
             self.room.arrive(part, path, size, replaced)
 
-    def _download(self, entry: Entry, part: str, most: int = _TRIES) -> int:
+    def _download(self, entry: Entry, descriptor: int, most: int = _TRIES) -> int:
         """Retries with full jitter; what cannot get better by waiting is not retried. Returns the checksum."""
         tries = 0
         while True:
             tries += 1
             try:
-                crc = self._copy(entry, part)
+                crc = self._copy(entry, descriptor)
             except OSError as problem:
                 if is_disk_full(problem):
                     raise
@@ -194,17 +206,11 @@ class Cache:
                 self.counters.add(downloads=1, downloaded_bytes=entry.size_bytes)
                 return crc
 
-    def _copy(self, entry: Entry, part: str) -> int:
-        descriptor = os.open(part, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            os.ftruncate(descriptor, entry.size_bytes)
-            failpoint("data.copy")
-            self.volume.copy(entry, descriptor)
-            crc = crc_of(descriptor)
-        finally:
-            os.close(descriptor)
-        os.utime(part, ns=(time.time_ns(), entry.stamp * 1000))
-        return crc
+    def _copy(self, entry: Entry, descriptor: int) -> int:
+        failpoint("data.copy")
+        crc = self.volume.copy(entry, descriptor)
+        os.utime(descriptor, ns=(time.time_ns(), entry.stamp * 1000))
+        return crc_of(descriptor) if crc is None else crc
 
     def _failed(self, entry: Entry, problem: OSError, tries: int) -> FetchError:
         rank = runtime.rank()
@@ -226,7 +232,7 @@ class Cache:
             return self._in_place(entry, direct)
         path = self.private.place(entry.path)
         try:
-            self._download(entry, path)
+            self._download_privately(entry, path)
         except OSError as problem:
             raise FetchError(
                 f"there is no room for {entry.path} of volume {self.volume.url} ({entry.size_bytes} bytes), neither in "
@@ -236,6 +242,14 @@ class Cache:
             ) from problem  # fmt: skip
         self.private.keep(path)
         return path
+
+    def _download_privately(self, entry: Entry, path: str) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            os.ftruncate(descriptor, entry.size_bytes)
+            self._download(entry, descriptor)
+        finally:
+            os.close(descriptor)
 
     def _in_place(self, entry: Entry, direct: str) -> str:
         try:

@@ -19,7 +19,6 @@ from sgpu.data.source import Source
 from sgpu.data.volumes.opening import hasten
 
 _PR_SET_PDEATHSIG = 1
-_NICENESS = 10
 _END_SECONDS = 5.0
 _parents_only: set[int] = set()
 
@@ -78,7 +77,6 @@ def begin() -> tuple[dict[str, Any], Source]:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != told["parent"]:
         os._exit(0)
-    os.nice(_NICENESS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted cell is the loop's business
     source = Source.from_description(told["source"])
     hasten(source.volume)

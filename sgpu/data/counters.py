@@ -10,7 +10,8 @@ import threading
 from dataclasses import dataclass
 
 _FIELDS = ("requests", "downloads", "downloaded_bytes", "retries", "bypassed", "waits")
-_FORMAT = struct.Struct(f"<{len(_FIELDS)}q")
+_PLACES = {name: place for place, name in enumerate(_FIELDS)}
+_FORMAT = struct.Struct(f"={len(_FIELDS)}q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Counters:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
-        self._mine: tuple[int, mmap.mmap, threading.Lock] | None = None
+        self._mine: tuple[int, memoryview, threading.Lock] | None = None
 
     def __getstate__(self) -> pathlib.Path:
         return self.folder
@@ -45,12 +46,12 @@ class Counters:
     def __setstate__(self, folder: pathlib.Path) -> None:
         self.folder, self._mine = folder, None
 
-    def _open(self) -> tuple[int, mmap.mmap, threading.Lock]:
+    def _open(self) -> tuple[int, memoryview, threading.Lock]:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(self.folder / str(os.getpid()), os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.ftruncate(descriptor, _FORMAT.size)
-            return os.getpid(), mmap.mmap(descriptor, _FORMAT.size), threading.Lock()
+            return os.getpid(), memoryview(mmap.mmap(descriptor, _FORMAT.size)).cast("q"), threading.Lock()
         finally:
             os.close(descriptor)
 
@@ -58,12 +59,10 @@ class Counters:
         """Adds to the fields of `CacheCounts` by name."""
         if self._mine is None or self._mine[0] != os.getpid():
             self._mine = self._open()
-        _, memory, lock = self._mine
+        _, numbers, lock = self._mine
         with lock:
-            values = list(_FORMAT.unpack_from(memory))
             for name, amount in amounts.items():
-                values[_FIELDS.index(name)] += amount
-            _FORMAT.pack_into(memory, 0, *values)
+                numbers[_PLACES[name]] += amount
 
     def total(self) -> CacheCounts:
         sums = [0] * len(_FIELDS)

@@ -168,11 +168,12 @@ class VolumeDataset(IterableDataset[Any]):
     def _of_run(self, run: Run) -> Iterator[Any]:
         worker = get_worker_info()
         first = worker is None or worker.id == 0  # its batch is the first; the others' would compete with it
-        paths = self.source.obtain_run([self.file_of(number) for number in run.numbers], gather=first)
+        source = self.source
         while run.handed < len(run.numbers):
             number = run.numbers[run.handed]
             run.handed += 1
-            yield self.item_of(number, next(paths), run.epoch)
+            then = [self.file_of(later) for later in run.numbers[run.handed :]] if first and source.is_cold else ()
+            yield self.item_of(number, source.obtain(self.file_of(number), then), run.epoch)
 
     def _of_stream(self) -> Iterator[Any]:
         stream, streams = self._whose()

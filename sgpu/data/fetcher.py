@@ -1,7 +1,8 @@
 """The process that brings a rank's next files here, many at a time: `python -m sgpu.data.fetcher`.
 
 Its standard input is all that it hears: one line of JSON, then records (version, epoch, cursor) of what the loop has
-finished. It ends when that input ends, when its parent dies, or on SIGTERM. It never loads torch.
+finished. It ends when that input ends, when its parent dies, on SIGTERM, or when all files are here. It never loads
+torch.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ PROGRESS = struct.Struct("<qqq")  # version, epoch, cursor; shorter than PIPE_BU
 _LEAST, _MOST = 8, 256  # downloads at a time
 _MEMORY_BYTES = 512 << 20
 _PIECE_BYTES = 32 << 20  # of a large file, in memory at a time
+_IDLE_SECONDS = 5.0  # a thread more for each batch of a slow loop would cost more than its files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,9 @@ class Fetcher:
 
     def __init__(self, source: Source, plan: WalkPlan, limits: Bounds, version: int, epoch: int, cursor: int) -> None:
         self.source, self.plan, self.limits = source, plan, limits
-        self.lanes = Lanes(limits.flight)
+        self.lanes = Lanes(limits.flight, idle_seconds=_IDLE_SECONDS)
+        self._here, self._wanting = bytearray(len(source)), len(source)  # what is here stays while this process lives
+        self._came = deque[int]()
         self._jump(version, epoch, cursor)
 
     def _jump(self, version: int, epoch: int, cursor: int) -> None:
@@ -82,27 +86,49 @@ class Fetcher:
             self._files -= files
             self._bytes -= size
 
+    @property
+    def is_done(self) -> bool:
+        """Whether all files of the volume have been seen in the cache."""
+        return self._wanting == 0
+
+    def _is_here(self, number: int) -> bool:
+        """Looks once for each file that is."""
+        if not self._here[number] and self.source.cache.has(number):
+            self._note(number)
+        return bool(self._here[number])
+
+    def _note(self, number: int) -> None:
+        self._wanting -= not self._here[number]
+        self._here[number] = True
+
     def fill(self) -> None:
         """Asks for files up to the bounds; returns at once."""
+        while self._came:
+            self._note(self._came.popleft())
         tasks = list[Callable[[], int]]()
-        while self._files < self.limits.files and (self._bytes < self.limits.size_bytes or not self._ahead):
+        while (
+            not self.is_done
+            and self._files < self.limits.files
+            and (self._bytes < self.limits.size_bytes or not self._ahead)
+        ):
             stretch = next(self._walk)
             size = int(self.source.listing.sizes[stretch.numbers].sum())
             self._ahead.append((stretch.end, len(stretch.numbers), size))
             self._files += len(stretch.numbers)
             self._bytes += size
-            tasks += [partial(self._bring, number, self.version) for number in stretch.numbers.tolist()]
+            missing = (number for number in stretch.numbers.tolist() if not self._is_here(number))
+            tasks += [partial(self._bring, number, self.version) for number in missing]
         if tasks:
             self.lanes.submit(tasks)
 
     def _bring(self, number: int, version: int) -> int:
         """Returns the bytes that came."""
-        if version != self.version or self.source.cache.has(number):
-            return 0
+        size = None
         # a worker that needs the file meets the same error, and tells the loop
         with contextlib.suppress(DataError, OSError):
-            return int(self.source.listing.sizes[number]) if self.source.cache.prefetch(number) else 0
-        return 0
+            if version == self.version and (size := self.source.cache.bring(number)) is not None:
+                self._came.append(number)
+        return size or 0
 
 
 def _serve(source: Source, told: dict[str, Any]) -> None:
@@ -110,7 +136,7 @@ def _serve(source: Source, told: dict[str, Any]) -> None:
     fetcher = Fetcher(source, plan, bounds(source, plan.batch), *told["start"])
     fetcher.fill()
     kept = b""
-    while received := os.read(sys.stdin.fileno(), 1 << 16):
+    while not fetcher.is_done and (received := os.read(sys.stdin.fileno(), 1 << 16)):
         kept += received
         whole = len(kept) - len(kept) % PROGRESS.size
         for record in PROGRESS.iter_unpack(kept[:whole]):

@@ -18,14 +18,17 @@ class Lanes:
     Args:
         flight: where the number of threads begins, and its bounds.
         clock: seconds.
+        idle_seconds: how long a thread without a task waits for the next one.
     """
 
-    def __init__(self, flight: Flight, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, flight: Flight, clock: Callable[[], float] = time.monotonic, idle_seconds: float = 0.0) -> None:
         self.flight = flight
         self._clock = clock
         self._tasks: deque[Callable[[], int]] = deque()
-        self._changed = threading.Condition()
-        self._running = 0
+        lock = threading.Lock()
+        self._changed, self._wanted = threading.Condition(lock), threading.Condition(lock)
+        self._running = self._idle = 0
+        self._idle_seconds = idle_seconds
         self._window_began, self._window_bytes, self._starved = clock(), 0, False
 
     def submit(self, tasks: Iterable[Callable[[], int]]) -> None:
@@ -36,6 +39,7 @@ class Lanes:
         waiting = list(tasks)
         with self._changed:
             self._tasks.extend(waiting)
+            self._wanted.notify(len(waiting))
             self._start_one()
 
     def drop(self) -> None:
@@ -47,11 +51,11 @@ class Lanes:
     def drain(self, timeout_seconds: float | None = None) -> bool:
         """Until every task is done; False where that took longer."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._tasks and not self._running, timeout_seconds)
+            return self._changed.wait_for(lambda: not self._tasks and self._running == self._idle, timeout_seconds)
 
     def _start_one(self) -> None:
         """Called with the lock. A thread more while tasks wait, up to the number that pays; it starts the next one."""
-        if self._tasks and self._running < self.flight.limit:
+        if len(self._tasks) > self._idle and self._running < self.flight.limit:
             self._running += 1
             threading.Thread(target=self._work, daemon=True).start()
 
@@ -60,14 +64,25 @@ class Lanes:
         while True:
             with self._changed:
                 self._count(brought)
+                if not self._tasks:
+                    self._wait()
                 if not self._tasks or self._running > self.flight.limit:
-                    self._starved = self._starved or not self._tasks
                     self._running -= 1
+                    self._wanted.notify(bool(self._tasks))  # what woke this one is for another
                     self._changed.notify_all()
                     return
                 task = self._tasks.popleft()
                 self._start_one()
             brought = task()
+
+    def _wait(self) -> None:
+        """Called with the lock. Until there is a task, or none has come for a while."""
+        self._starved = True
+        if self._idle_seconds:
+            self._idle += 1
+            self._changed.notify_all()
+            self._wanted.wait_for(lambda: self._tasks, self._idle_seconds)
+            self._idle -= 1
 
     def _count(self, brought: int) -> None:
         """Called with the lock. A window that is over moves the number."""

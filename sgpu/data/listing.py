@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ _ALIGN = 64
 _DIGEST_BYTES = 16
 _KEPT = 16
 _KEPT_POINTERS = 64
+_ENCODING, _ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # os.fsdecode without its calls
 
 
 class Listing:
@@ -61,19 +63,24 @@ class Listing:
             at += _column_bytes(count)
             self._etags = ends, _mapped(file, np.uint8, at, (head["etags_bytes"],))
             at += _up(head["etags_bytes"])
-        self._names = _mapped(file, np.uint8, at, (max(1, head["names_bytes"]),))
+        self._names = memoryview(_mapped(file, np.uint8, at, (max(1, head["names_bytes"]),)))
+        # for one number at a time, which an array gives as an object of its own kind
+        self._begins, self._sizes, self._stamps = map(memoryview, (self._offsets, self.sizes, self.stamps))
 
     def __len__(self) -> int:
         return len(self.sizes)
 
     def path(self, number: int) -> str:
-        start, stop = self._offsets[number], self._offsets[number + 1]
-        return os.fsdecode(self._names[start:stop].tobytes())
+        return str(self._names[self._begins[number] : self._begins[number + 1]], _ENCODING, _ERRORS)
+
+    def version(self, number: int) -> tuple[int, int]:
+        """Size and stamp of a file."""
+        return self._sizes[number], self._stamps[number]
 
     def entry(self, number: int) -> Entry:
         digest = b"" if self._digests is None else self._digests[number].tobytes()
         told = digest if any(digest) else b""
-        return Entry(self.path(number), int(self.sizes[number]), int(self.stamps[number]), told, self.etag(number))
+        return Entry(self.path(number), *self.version(number), told, self.etag(number))
 
     def etag(self, number: int) -> str:
         """As the store told it; empty where it told none."""

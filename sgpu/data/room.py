@@ -41,6 +41,13 @@ class _Opened(NamedTuple):
     numbers: mmap.mmap
 
 
+class Part(NamedTuple):
+    """A file that is about to come: where its bytes go, open for reading and writing. Who asked for it closes it."""
+
+    path: str
+    descriptor: int
+
+
 class Room:
     """Admission to the cache folder `root`.
 
@@ -108,7 +115,7 @@ class Room:
         lack = wanted - self._looked[1]
         return lack if self.limit_bytes is None else max(lack, used + size - self.limit_bytes)
 
-    def reserve(self, size: int, keep_free_bytes: int = 0) -> str | None:
+    def reserve(self, size: int, keep_free_bytes: int = 0) -> Part | None:
         """Takes room for a file that is about to come, if need be by evicting others.
 
         Args:
@@ -123,7 +130,7 @@ class Room:
             return None
         part = f"{self.state}/parts/{living.new_name()}"
         try:
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         except OSError as problem:
             if is_disk_full(problem):
                 return None
@@ -137,10 +144,10 @@ class Room:
                     used, coming = self._read(ledger)
                     self._write(ledger, used + size, coming + size)
         finally:
-            os.close(descriptor)
             if not admitted:
+                os.close(descriptor)
                 os.unlink(part)
-        return part if admitted else None
+        return Part(part, descriptor) if admitted else None
 
     def _admit(self, ledger: mmap.mmap, wanted: int) -> bool:
         used, coming = self._read(ledger)

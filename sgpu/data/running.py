@@ -18,6 +18,7 @@ from sgpu.data.order import mix
 from sgpu.data.passing import Pass, WorkerInit
 from sgpu.data.pipeline import Pipeline
 from sgpu.data.streams import Envelope, Kind, first, itself
+from sgpu.data.volumes.opening import before_forks
 
 TorchLoader = torch.utils.data.DataLoader
 
@@ -112,6 +113,8 @@ class Running:
         future = self._pipeline.future()
         if future is not None:
             self._follower.begin(*future, self._pipeline.at())
+            if self._workers.num_workers:
+                before_forks(future[0].volume)
         with handlers_held_at_forks(), objects_frozen():
             source = iter(self._inner)
         self._current = Pass(source, self._version, remote=self._workers.num_workers > 0)

@@ -10,7 +10,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -157,12 +157,28 @@ class Source:
         entry = self.listing.entry(number)
         return FileInfo(entry.path, entry.size_bytes, entry.etag or f"{entry.stamp:x}-{entry.size_bytes:x}")
 
-    def obtain(self, number: int) -> str:
+    def obtain(self, number: int, then: Sequence[int] = ()) -> str:
+        """A local path.
+
+        Args:
+            then: where this file is the first that this process waits for, these come at the same time. (Later a
+                fetcher is ahead; while it starts, one file after the other would cost a latency each.)
+        """
+        path = self.cache.at_hand(number)
+        if path is not None:
+            return path
         began = time.perf_counter()
         try:
+            if then and self.waits_first(number):
+                self._gather(then)
             return self.cache.obtain(number)
         finally:
             waiting_for_files.add_since(began)
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether this process has not waited for a file yet."""
+        return self._cold
 
     def waits_first(self, number: int) -> bool:
         """Whether this file is missing, as the first that this process has to wait for. True once a process."""
@@ -171,21 +187,7 @@ class Source:
         self._cold = False
         return True
 
-    def obtain_run(self, numbers: Sequence[int], gather: bool) -> Iterator[str]:
-        """Local paths one after the other.
-
-        Args:
-            gather: in this process' first run that misses, let the rest come at the same time. (Later a fetcher is
-                ahead; while it starts, one file after the other would cost a latency each.)
-        """
-        for place, number in enumerate(numbers):
-            if gather and self.waits_first(number):
-                self._gather(numbers[place + 1 :])
-            yield self.obtain(number)
-
     def _gather(self, numbers: Sequence[int]) -> None:
-        if not numbers:
-            return
         pool = ThreadPoolExecutor(min(_GATHERING_THREADS, len(numbers)))
         for number in numbers:
             pool.submit(self._bring, number)

@@ -22,6 +22,7 @@ from sgpu.data.order import mix, mixed_all, order
 from sgpu.data.position import DealtPlan, Plan, plan_of
 from sgpu.data.sizes import Batching
 from sgpu.data.source import Source
+from sgpu.data.volumes.opening import hasten
 from sgpu.data.work import Stopwatch, Work
 
 END = object()
@@ -159,6 +160,8 @@ class PlannedStream(IterableDataset[Envelope]):
         )  # fmt: skip
         envelopes = self._envelopes(batches(), worker, told[Field.EPOCH])
         if self.files is not None:
+            if get_worker_info() is not None:
+                hasten(self.files.volume)
             # the first batch is worker 0's; where files are large, those of others would only compete with it
             first = FirstFiles(
                 self.files, (number for batch in batches() for number in batch.numbers),

@@ -12,6 +12,7 @@ import os
 import pathlib
 import struct
 import time
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -45,14 +46,14 @@ class Sums:
 
     def __init__(self, file: pathlib.Path) -> None:
         self.file = file
+        self._opened: list[int] = []  # descriptors, the newest first: another thread may still write to an older one
+        weakref.finalize(self, _close, self._opened).atexit = False
 
     def add(self, key: int, found: Sum) -> None:
         """One write of 32 bytes to the end: whole or absent, whoever else writes."""
-        descriptor = os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        try:
-            os.write(descriptor, _LINE.pack(key, *found, 0))
-        finally:
-            os.close(descriptor)
+        if not self._opened or os.fstat(self._opened[0]).st_nlink == 0:  # somebody compacted or removed the file
+            self._opened.insert(0, os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        os.write(self._opened[0], _LINE.pack(key, *found, 0))
 
     def load(self) -> dict[int, Sum]:
         try:
@@ -67,6 +68,11 @@ class Sums:
         if self.file.exists() and self.file.stat().st_size > _COMPACT_BYTES:
             kept = b"".join(_LINE.pack(key, *found, 0) for key, found in self.load().items())
             atomic.write_bytes(self.file, kept, durable=False)
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def crc_of(descriptor: int) -> int:

@@ -28,6 +28,7 @@ from sgpu.data.order import order as order_of
 from sgpu.data.source import Source
 
 _TOLD_EVERY_SECONDS = 0.2
+_NICENESS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +203,7 @@ def wanted(source: Source, *, seed: int, epoch: int, shuffle: bool, first: float
 
 def main() -> None:
     told, source = child.begin()
+    os.nice(_NICENESS)
     threading.Thread(target=_leave_with_input, args=(source,), daemon=True).start()
 
     def tell(progress: Progress) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -98,13 +98,13 @@ def test_a_resume_reads_no_more_than_the_file_it_was_in(make_volume: MakeVolume)
     resumed = frames(root)
     resumed.load_state_dict(state)
     handed: list[int] = []
-    obtain = resumed.dataset.inside["volume"][0].source.obtain_run  # type: ignore[attr-defined]
+    obtain = resumed.dataset.inside["volume"][0].source.obtain  # type: ignore[attr-defined]
 
-    def counting(numbers: Any, gather: bool) -> Any:
-        handed.extend(numbers)
-        return obtain(numbers, gather=gather)
+    def counting(number: int, then: Sequence[int]) -> str:
+        handed.append(number)
+        return obtain(number, then)
 
-    resumed.dataset.inside["volume"][0].source.obtain_run = counting  # type: ignore[attr-defined]
+    resumed.dataset.inside["volume"][0].source.obtain = counting  # type: ignore[attr-defined]
     rest = [n for batch in resumed for n, _ in batch]
     assert len(handed) <= 60 - state["places"][0][0]
     assert state["places"][0][0] >= 25

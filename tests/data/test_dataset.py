@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pathlib
 import pickle
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -154,3 +155,17 @@ def test_a_subclass_that_decodes_is_one_to_one(make_volume: MakeVolume) -> None:
     loader: DataLoader[Any] = DataLoader(Images(root, shuffle=True), 4, num_workers=0)
     assert loader.state_dict()["kind"] == "planned"
     assert sorted(int(number) for batch in loader for number in batch) == list(range(20))
+
+
+class Peeking(Wrapped):
+    """Begins its volume twice."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield int(pathlib.Path(next(iter(self.inside["volume"][0]))).stem)
+        yield from super().__iter__()
+
+
+def test_a_data_set_may_look_at_a_path_before_it_goes_over_all(make_volume: MakeVolume) -> None:
+    root = make_volume(10)
+    with DataLoader(Peeking(VolumeDataset(root)), 4, num_workers=0) as loader:
+        assert [number for batch in loader for number in batch.tolist()] == names(VolumeDataset(root))

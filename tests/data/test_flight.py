@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 
 import pytest
@@ -69,3 +70,26 @@ def test_threads_are_as_many_as_the_rule_says_and_all_tasks_run() -> None:
     lanes.submit([task])
     lanes.drain()
     assert done == [2001]
+
+
+def test_idle_threads_take_what_comes_also_when_there_are_more_than_pay() -> None:
+    together = threading.Barrier(6)
+
+    def with_the_others() -> int:
+        together.wait(60)
+        return 0
+
+    lanes = Lanes(Flight(limit=6, least=2, most=6), idle_seconds=600.0)
+    lanes.submit([with_the_others] * 6)
+    assert lanes.drain(60)
+    lanes.flight = Flight(limit=2, least=2, most=6)
+    done: list[int] = []
+    for number in range(3):
+        lanes.submit([functools.partial(_note, done, number)])
+        assert lanes.drain(60)
+    assert done == [0, 1, 2]
+
+
+def _note(done: list[int], number: int) -> int:
+    done.append(number)
+    return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import time
 from typing import Any
@@ -115,9 +116,9 @@ def test_a_loader_says_what_files_cost(clock: Clock, make_volume: MakeVolume, mo
     volume: Any = loader.dataset
     copy = type(volume.source.volume).copy
 
-    def slow(*arguments: Any) -> None:
-        copy(*arguments)
-        clock.now += 1.0
+    def slow(*arguments: Any, seconds: float = 1.0) -> Any:
+        clock.now += seconds
+        return copy(*arguments)
 
     monkeypatch.setattr(type(volume.source.volume), "copy", slow)
     for path in loader:
@@ -129,9 +130,7 @@ def test_a_loader_says_what_files_cost(clock: Clock, make_volume: MakeVolume, mo
     assert isinstance(found, LoaderReport)
     for path in volume.source.root.rglob("*.bin"):
         path.unlink()
-    monkeypatch.setattr(
-        type(volume.source.volume), "copy", lambda *more: (slow(*more), setattr(clock, "now", clock.now + 9))
-    )
+    monkeypatch.setattr(type(volume.source.volume), "copy", functools.partialmethod(slow, seconds=10.0))
     for _ in loader:
         clock.now += 0.1
     assert loader.report().kind == "latency"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import os
 import pathlib
+import subprocess
 import sys
 from itertools import islice
 from typing import Any
@@ -161,6 +162,46 @@ def test_obstore_brings_the_same_bytes_and_notices_another_version(
     fsspec.filesystem("s3").pipe_file(f"{s3.removeprefix('s3://')}/{large.path}", bytes(300_000))
     with pytest.raises(ListingChangedError):
         body_of(volume, large)
+
+
+WORKERS = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+from torch.utils.data import IterableDataset
+from sgpu.data import DataLoader, VolumeDataset
+
+class Bodies(IterableDataset):
+    def __init__(self):
+        self.volume = VolumeDataset(sys.argv[1], cache_dir=sys.argv[2])
+    def __iter__(self):
+        for path in self.volume:
+            quick = self.volume.source.volume._quick
+            yield os.path.getsize(path), quick.answers if quick else 0
+
+def read():
+    with DataLoader(Bodies(), 4, num_workers=2, collate_fn=list) as loader:
+        return [sample for batch in loader for sample in batch]
+
+if len(sys.argv) > 3:
+    import obstore
+found = read()
+print(sum(size for size, _ in found), max(answers for _, answers in found))
+"""
+
+
+@pytest.mark.parametrize("loaded_before", [False, True])
+def test_workers_read_by_obstore_where_it_was_not_loaded_before_they_were_forked(
+    loaded_before: bool, s3: str, files: dict[str, bytes], tmp_path: pathlib.Path  # noqa: F811
+) -> None:  # fmt: skip
+    more = ["loaded"] if loaded_before else []
+    done = subprocess.run(
+        [sys.executable, "-c", WORKERS, s3, str(tmp_path / "own"), *more], capture_output=True, text=True, timeout=100,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    size, answers = map(int, done.stdout.split())
+    assert size == sum(map(len, files.values()))
+    assert (answers > 0) is not loaded_before
 
 
 def test_what_obstore_fails_at_is_asked_of_s3fs(

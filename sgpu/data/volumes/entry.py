@@ -37,8 +37,12 @@ class Volume(Protocol):
     def entries(self) -> Iterator[Entry]:
         """Every file, in any order."""
 
-    def copy(self, entry: Entry, descriptor: int) -> None:
-        """Writes the file's bytes to an open file. Raises OSError (worth another try), or a DataError (not)."""
+    def copy(self, entry: Entry, descriptor: int) -> int | None:
+        """Writes the file's bytes to an open file. Raises OSError (worth another try), or a DataError (not).
+
+        Returns:
+            Their CRC-32C, where it had all of them in hand.
+        """
 
     def read(self, entry: Entry, start: int, stop: int) -> bytes:
         """Some of the file's bytes, `start` to `stop` exclusive. Raises as `copy` does, also where fewer came."""

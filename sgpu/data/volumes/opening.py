@@ -41,10 +41,17 @@ def open_volume(url: str | os.PathLike[str], credentials: str | None = None) -> 
 
 
 def hasten(volume: Volume) -> None:
-    """For a process that is executed and never forks: its reads may use what does not live through a fork."""
+    """For a process that does not fork from now on: its reads may use what does not live through a fork."""
     if not isinstance(volume, FolderVolume):
         opened: Any = volume
         opened.hasten()
+
+
+def before_forks(volume: Volume) -> None:
+    """For a process whose children `hasten`."""
+    if not isinstance(volume, FolderVolume):
+        opened: Any = volume
+        opened.before_forks()
 
 
 def local_root(url: str) -> pathlib.Path | None:

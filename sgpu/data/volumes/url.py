@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import fsspec
+from crc32c import crc32c
 
 from sgpu.contract.errors import DataError, VolumeError
 from sgpu.data.volumes.connection import Connection
 from sgpu.data.volumes.entry import CHUNK_BYTES, Entry, changed
-from sgpu.data.volumes.quick_s3 import QuickS3, reader_of
+from sgpu.data.volumes.quick_s3 import Access, QuickS3, access_of, reader_of
 from sgpu.data.volumes.versions import Answer, Facts, answer_of, digest_of, etag_of, is_version, stamp_of
 
 RANGE_BYTES = 8 << 20  # a larger file comes in pieces of this size
@@ -37,6 +39,8 @@ class UrlVolume:
         self._connection = Connection(self.url, credentials)
         self._hastens = False
         self._quick: QuickS3 | None = None
+        self._access: Access | None = None
+        self._lock = threading.Lock()
         try:
             there = self._connection.asked(lambda filesystem, root: filesystem.isdir(root))
         except VolumeError:
@@ -107,13 +111,15 @@ class UrlVolume:
 
     # ---- bytes
 
-    def copy(self, entry: Entry, descriptor: int) -> None:
+    def copy(self, entry: Entry, descriptor: int) -> int | None:
+        crc: int | None = None
         if entry.size_bytes <= RANGE_BYTES:
             body, told = self._piece(entry, None, None)
             if len(body) != entry.size_bytes:
                 self._check(entry)
                 raise OSError(f"{entry.path}: {len(body)} of {entry.size_bytes} bytes came")
             _pwrite_all(descriptor, body, 0)
+            crc = crc32c(body)
         else:
             told = self._copy_in_ranges(entry, descriptor)
         if entry.digest:
@@ -122,6 +128,7 @@ class UrlVolume:
                 raise OSError(f"{entry.path}: the bytes that came have another checksum than the store tells")
         elif not told:
             self._check(entry)
+        return crc
 
     def _copy_in_ranges(self, entry: Entry, descriptor: int) -> bool:
         """A large file by several requests at a time, each of which can fail or stall by itself."""
@@ -179,15 +186,21 @@ class UrlVolume:
         return answer.body, same is True
 
     def hasten(self) -> None:
-        """For a process that is executed and never forks: reads by faster means where there are any."""
-        self._hastens = True
+        """For a process that does not fork from now on: reads by faster means where there are any."""
+        if not self._hastens:
+            self._hastens, self._lock = True, threading.Lock()  # a fork may have copied one that is held
+
+    def before_forks(self) -> None:
+        """For a process whose children hasten: finds out for them what they need."""
+        self._access = self._connection.asked(lambda filesystem, _: access_of(filesystem))
 
     def _quick_for(self, filesystem: Any) -> QuickS3 | None:
         """New credentials come with a new file system."""
-        if self._quick is None or self._quick.filesystem is not filesystem:
-            self._quick = reader_of(filesystem, STALL_SECONDS)
-            self._hastens = self._quick is not None
-        return self._quick
+        with self._lock:
+            if self._hastens and (self._quick is None or self._quick.filesystem is not filesystem):
+                self._quick = reader_of(filesystem, STALL_SECONDS, self._access)
+                self._hastens, self._access = self._quick is not None, None
+            return self._quick
 
     def _check(self, entry: Entry) -> None:
         """Raises ListingChangedError: the file is another one now."""
