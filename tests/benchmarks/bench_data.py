@@ -5,7 +5,9 @@ Every row is one process that reads all files twice, with batches of 16. The vol
 sleep of 50 ms a batch, as a GPU that computes. `fetch_ms` is what the loop waits for a batch, mean, without the first.
 Only ratios within one run mean anything. Peers are those of data_peers.py.
 
-python -m tests.benchmarks data [--store s3] [--file-bytes N] [--jpeg] [--files N] [--only NAME]...
+`cpu_us` is the CPU time of all processes of a reader, a sample, with what its processes took to begin.
+
+python -m tests.benchmarks data [--store s3] [--file-bytes N] [--jpeg] [--files N] [--workers N] [--only NAME]...
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from tests.benchmarks import data_peers
+from tests.benchmarks.cpu import CpuClock
 from tests.benchmarks.data_cases import BYTES_PER_SECOND, Case, Reader, body, decoding_alone, make_files, parse, served
 
 BATCH = 16
 STEP_SECONDS = 0.05
 FILES = "files, 64 threads"
+LOCAL = "torch, files on the local disk"
 
 
 def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
@@ -39,33 +43,36 @@ def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
         make_files(volume, case)
         limit = BYTES_PER_SECOND / next(volume.iterdir()).stat().st_size
         if case.jpeg:
-            limit = min(limit, decoding_alone(volume))
-            rows.append({"reads": f"decoding alone, {os.cpu_count()} processes", "samples_per_second": limit})
-        with served(volume, case) as (url, environment):
-            for system, workers, modes in _wanted(case, quick):
-                shards = pathlib.Path(folder) / system
+            rows.append(decoding_alone(volume))
+            limit = min(limit, rows[0]["samples_per_second"])
+        with served(volume, case) as there:
+            for number, (system, workers, modes) in enumerate(_wanted(case, quick)):
+                shards = pathlib.Path(folder) / f"shards{number}"
                 data_peers.convert(system, volume, shards)
+                place = there.upload(shards)
                 for mode in modes:
                     rows += _in_a_process(
-                        environment, volume=url, shards=str(shards), system=system, workers=workers, mode=mode,
-                        limit=limit,
+                        there.environment if system != LOCAL else {"BENCH_JPEG": "1"}, volume=there.volume,
+                        shards=place, system=system, workers=workers, mode=mode, limit=limit,
                     )  # fmt: skip
                 shutil.rmtree(shards, ignore_errors=True)
+        if case.jpeg:  # once more, to see what the machine's other work did to the limit
+            rows.append(decoding_alone(volume))
     return rows
 
 
 def _wanted(case: Case, quick: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """Systems, with their workers and modes."""
-    several, both = 2 if quick else 4, ("free",) if quick else ("free", "step")
-    here = data_peers.installed() if case.store == "folder" else {}
+    several, both = case.workers, ("free",) if quick or case.jpeg else ("free", "step")
+    here, local = data_peers.installed(), case.jpeg and case.store == "folder"
     absent = data_peers.PEERS.keys() - here.keys()
     if absent:
-        why = "not installed" if case.store == "folder" else "not run against S3"
-        print(f"{why}: {', '.join(sorted(absent))}")
+        print(f"not installed: {', '.join(sorted(absent))}")
     print("versions:", ", ".join(f"{name} {version}" for name, version in here.items()) or "no peers")
     yield from (
         row for row in (
-            (FILES, 0, ("free",)), ("torch", several, both), ("sgpu", 0, both),
+            (FILES, 0, ("free",)), ("torch", several, both), *([(LOCAL, several, both)] if local else []),
+            ("sgpu", 0, both),
             ("sgpu", several, both), *((name, 0 if "threads" in name else several, both) for name in here),
         ) if case.wants(row[0])
     )  # fmt: skip
@@ -91,7 +98,7 @@ def _read_twice(case: dict[str, Any]) -> list[dict[str, Any]]:
     rows = []
     for epoch in (1, 2):
         start = began if epoch == 1 else time.perf_counter()
-        samples, waits, asked = 0, [], start
+        samples, waits, asked, cpu = 0, [], start, CpuClock()
         for batch in next(passes):
             waits.append(time.perf_counter() - asked)
             samples += len(batch)
@@ -103,6 +110,7 @@ def _read_twice(case: dict[str, Any]) -> list[dict[str, Any]]:
             "reads": case["system"], "workers": case["workers"], "mode": case["mode"], "epoch": epoch,
             "samples_per_second": samples / seconds, "of_limit": samples / seconds / case["limit"],
             "first_batch_seconds": waits[0], "fetch_ms": 1e3 * sum(waits[1:]) / max(1, len(waits) - 1),
+            "cpu_us": 1e6 * cpu.seconds() / samples,
         })  # fmt: skip
     return rows
 
@@ -134,9 +142,11 @@ def _passes(case: dict[str, Any]) -> Iterator[Iterator[Any]]:
 
     if case["system"] in data_peers.PEERS:
         importlib.import_module(data_peers.PEERS[case["system"]][0])
+    if case["volume"].startswith("s3://"):
+        importlib.import_module("s3fs")
     yield iter(())
     workers = case["workers"]
-    if case["system"] == "torch":
+    if case["system"] in ("torch", LOCAL):
         plain = TorchLoader(
             Direct(), BATCH, shuffle=True, num_workers=workers, collate_fn=list, persistent_workers=workers > 0
         )
@@ -145,7 +155,7 @@ def _passes(case: dict[str, Any]) -> Iterator[Iterator[Any]]:
         with DataLoader(Through(), BATCH, num_workers=workers, collate_fn=list) as loader:
             yield from iter(lambda: iter(loader), None)
     elif case["system"] in data_peers.PEERS:
-        yield from data_peers.passes(case["system"], case["volume"], case["shards"], case["home"], workers, body)
+        yield from data_peers.passes(case["system"], case["volume"], case["shards"], case["home"], workers)
     else:
         read = Reader(case["volume"])
         with ThreadPoolExecutor(64) as pool:

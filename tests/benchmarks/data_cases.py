@@ -18,10 +18,13 @@ from typing import Any
 import fsspec
 import numpy as np
 
+from tests.benchmarks.cpu import CpuClock
+
 OPEN_SECONDS = 0.02
 BYTES_PER_SECOND = 100e6
 _TAKEN_BYTES = 10_000
 _JPEG = "BENCH_JPEG"
+_DECODES = _JPEG in os.environ
 _SLOW = pathlib.Path(__file__).parent / "slow"
 
 
@@ -34,6 +37,7 @@ class Case:
     files: int
     jpeg: bool
     only: tuple[str, ...]
+    workers: int = 4
 
     def wants(self, system: str) -> bool:
         return not self.only or any(system.startswith(part) for part in self.only)
@@ -44,13 +48,14 @@ def parse(more: Sequence[str], *, quick: bool) -> Case:
     parser.add_argument("--store", choices=("folder", "s3"), default="folder")
     parser.add_argument("--file-bytes", type=int, default=100_000)
     parser.add_argument("--files", type=int, help="none: two seconds' worth of bandwidth, at most 4,000")
+    parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--jpeg", action="store_true", help="decode each file, a picture of about 100 KB")
     parser.add_argument("--only", action="append", default=[], help="how a system's name begins; may come again")
     told = parser.parse_args(more)
     files = told.files or min(4000, int(2 * BYTES_PER_SECOND / told.file_bytes))
     return Case(
         store=told.store, file_bytes=told.file_bytes, files=min(files, 320) if quick else files, jpeg=told.jpeg,
-        only=tuple(told.only),
+        only=tuple(told.only), workers=2 if quick else told.workers,
     )  # fmt: skip
 
 
@@ -74,8 +79,25 @@ def _picture() -> bytes:
     return written.getvalue()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """Attributes: `store`: of the volume, without its latency; None: a folder."""
+
+    volume: str
+    environment: dict[str, str]
+    store: Any = None
+
+    def upload(self, folder: pathlib.Path) -> str:
+        """Where a folder is that is as slow as the volume."""
+        if self.store is None or not folder.exists():
+            return str(folder)
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
+        self.store.put([f"{folder}/{name}" for name in names], [f"bucket/{folder.name}/{name}" for name in names])
+        return f"s3://bucket/{folder.name}"
+
+
 @contextlib.contextmanager
-def served(folder: pathlib.Path, case: Case) -> Iterator[tuple[str, dict[str, str]]]:
+def served(folder: pathlib.Path, case: Case) -> Iterator[Served]:
     """Where the files are then, and what a process needs so that they are as slow as they should be."""
     environment = {_JPEG: "1"} if case.jpeg else {}
     if case.store == "folder":
@@ -83,7 +105,7 @@ def served(folder: pathlib.Path, case: Case) -> Iterator[tuple[str, dict[str, st
             "SLOW_FOLDER": str(folder.parent), "SLOW_OPEN_SECONDS": str(OPEN_SECONDS),
             "SLOW_BYTES_PER_SECOND": str(BYTES_PER_SECOND), "PYTHONPATH": os.pathsep.join([str(_SLOW), os.getcwd()]),
         }  # fmt: skip
-        yield str(folder), {**environment, **slow}
+        yield Served(volume=str(folder), environment={**environment, **slow})
         return
     from tests.checkpoint.servers import running_s3
 
@@ -103,7 +125,9 @@ def served(folder: pathlib.Path, case: Case) -> Iterator[tuple[str, dict[str, st
         assert proxy.stdin is not None
         assert proxy.stdout is not None
         try:
-            yield "s3://bucket/volume", {**environment, **server.variables(int(proxy.stdout.readline()))}
+            told = server.variables(int(proxy.stdout.readline()))
+            told["S3_ENDPOINT_URL"] = told["AWS_ENDPOINT_URL"]  # MosaicML Streaming's own name of it
+            yield Served(volume="s3://bucket/volume", environment={**environment, **told}, store=store)
         finally:
             proxy.stdin.close()
             proxy.wait()
@@ -114,8 +138,10 @@ def served(folder: pathlib.Path, case: Case) -> Iterator[tuple[str, dict[str, st
 
 def cut(content: bytes) -> bytes:
     """Some of its bytes, so that what goes between processes does not decide; of a picture, of what it shows."""
-    if _JPEG not in os.environ:
-        return content[:_TAKEN_BYTES]
+    return _decoded(content) if _DECODES else content[:_TAKEN_BYTES]
+
+
+def _decoded(content: bytes) -> bytes:
     from PIL import Image
 
     return Image.open(io.BytesIO(content)).convert("RGB").tobytes()[:_TAKEN_BYTES]
@@ -135,6 +161,7 @@ class Reader:
             self.names = sorted(fsspec.filesystem("s3", skip_instance_cache=True).find(volume))
         else:
             self.names = [str(path) for path in sorted(pathlib.Path(volume).iterdir())]
+        self.urls = [f"s3://{name}" if volume.startswith("s3://") else name for name in self.names]
 
     def __call__(self, name: str) -> bytes:
         if not self.volume.startswith("s3://"):
@@ -145,15 +172,19 @@ class Reader:
         return cut(store.cat_file(name))
 
 
-def decoding_alone(folder: pathlib.Path) -> float:
-    """Pictures a second that as many processes as cores decode, from the local disk."""
-    paths = [str(path) for path in sorted(folder.iterdir())]
-    os.environ[_JPEG] = "1"
-    try:
-        with ProcessPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(body, paths[:64], chunksize=4))
-            began = time.perf_counter()
-            list(pool.map(body, paths, chunksize=16))
-            return len(paths) / (time.perf_counter() - began)
-    finally:
-        del os.environ[_JPEG]
+def decoding_alone(folder: pathlib.Path) -> dict[str, Any]:
+    """Pictures a second that as many processes as cores decode from the local disk, and do nothing else."""
+    paths = sorted(folder.iterdir())
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        sum(pool.map(_decode, paths[:64], chunksize=4))
+        began, cpu = time.perf_counter(), CpuClock()
+        sum(pool.map(_decode, paths, chunksize=16))
+        return {
+            "reads": f"decoding alone, {os.cpu_count()} processes",
+            "samples_per_second": len(paths) / (time.perf_counter() - began),
+            "cpu_us": 1e6 * cpu.seconds() / len(paths),
+        }  # fmt: skip
+
+
+def _decode(path: pathlib.Path) -> int:
+    return len(_decoded(path.read_bytes()))

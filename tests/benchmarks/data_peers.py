@@ -1,24 +1,28 @@
 """How other libraries read the volume of bench_data: what is not installed is left out.
 
 Those marked "converted" read shards of a hundred files that were made of the volume beforehand, with a cache on the
-local disk where they have one; the others read the files themselves.
+local disk where they have one; the others read the files themselves. Where the volume is on S3 so are the shards, and
+who has no client of its own reads by fsspec.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
+import io
 import pathlib
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-from tests.benchmarks.data_cases import cut
+import fsspec
+
+from tests.benchmarks.data_cases import Reader, cut
 
 BATCH = 16
 SHARD_FILES = 100
 THREADS = 32
-Body = Callable[[Any], bytes]
 Passes = Iterator[Iterator[Any]]
 
 PEERS: dict[str, tuple[str, str]] = {  # name: module, distribution
@@ -68,12 +72,12 @@ def _read(path: str) -> bytes:
     return pathlib.Path(path).read_bytes()
 
 
-def passes(name: str, volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
+def passes(name: str, volume: str, shards: str, home: str, workers: int) -> Passes:
     """An iterator over batches for each epoch, endlessly."""
     return {
         "torchdata.nodes, 32 threads": _torchdata, "Grain": _grain, "LitData, raw files": _litdata_raw,
         "LitData, converted": _litdata, "MosaicML Streaming, converted": _mosaic, "WebDataset, converted": _webdataset,
-    }[name](volume, shards, home, workers, body)  # fmt: skip
+    }[name](volume, shards, home, workers)  # fmt: skip
 
 
 class _Tenth:
@@ -86,25 +90,25 @@ class _Tenth:
         return [cut(bytes(item if self.key is None else item[self.key])) for item in items]
 
 
-def _torchdata(volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
+def _torchdata(volume: str, shards: str, home: str, workers: int) -> Passes:
     from torch.utils.data import RandomSampler
     from torchdata import nodes
 
-    paths = sorted(pathlib.Path(volume).iterdir())
-    source: Any = nodes.SamplerWrapper(RandomSampler(paths))
-    read = nodes.ParallelMapper(source, lambda number: body(paths[number]), num_workers=THREADS, method="thread")
+    made = Reader(volume)
+    source: Any = nodes.SamplerWrapper(RandomSampler(made.names))
+    read = nodes.ParallelMapper(source, lambda number: made(made.names[number]), num_workers=THREADS, method="thread")
     loader = nodes.Loader(nodes.Prefetcher(nodes.Batcher(read, BATCH, drop_last=False), 4))
     while True:
         yield iter(loader)
 
 
-def _grain(volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
+def _grain(volume: str, shards: str, home: str, workers: int) -> Passes:
     import grain
 
-    paths = [str(path) for path in sorted(pathlib.Path(volume).iterdir())]
+    made = Reader(volume)
     epoch = 0
     while True:
-        read = grain.MapDataset.source(paths).seed(epoch).shuffle().map(body).batch(BATCH, batch_fn=list)
+        read = grain.MapDataset.source(made.names).seed(epoch).shuffle().map(made).batch(BATCH, batch_fn=list)
         steps = read.to_iter_dataset(grain.ReadOptions(num_threads=THREADS, prefetch_buffer_size=64))
         if workers:
             steps = steps.mp_prefetch(grain.MultiprocessingOptions(num_workers=workers))
@@ -112,10 +116,17 @@ def _grain(volume: str, shards: str, home: str, workers: int, body: Body) -> Pas
         epoch += 1
 
 
-def _litdata_raw(volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
+def _allow_http() -> None:
+    """LitData's own client of S3 refuses the server here, which has no certificate."""
+    clients: Any = importlib.import_module("litdata.streaming.downloader")
+    clients._OBSTORE_CLIENT_OPTIONS = {**clients._OBSTORE_CLIENT_OPTIONS, "allow_http": True}
+
+
+def _litdata_raw(volume: str, shards: str, home: str, workers: int) -> Passes:
     import litdata
     from torch.utils.data import DataLoader
 
+    _allow_http()
     data = litdata.StreamingRawDataset(volume, cache_dir=f"{home}/litdata", cache_files=True)
     loader: Any = DataLoader(
         data, BATCH, shuffle=True, num_workers=workers, collate_fn=_Tenth(None), persistent_workers=workers > 0
@@ -124,10 +135,12 @@ def _litdata_raw(volume: str, shards: str, home: str, workers: int, body: Body) 
         yield iter(loader)
 
 
-def _litdata(volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
+def _litdata(volume: str, shards: str, home: str, workers: int) -> Passes:
     import litdata
 
-    data = litdata.StreamingDataset(f"local:{shards}", cache_dir=f"{home}/litdata", shuffle=True)
+    _allow_http()
+    source = shards if "://" in shards else f"local:{shards}"
+    data = litdata.StreamingDataset(source, cache_dir=f"{home}/litdata", shuffle=True)
     loader = litdata.StreamingDataLoader(
         data, batch_size=BATCH, num_workers=workers, collate_fn=_Tenth(None), persistent_workers=workers > 0
     )
@@ -135,7 +148,7 @@ def _litdata(volume: str, shards: str, home: str, workers: int, body: Body) -> P
         yield iter(loader)
 
 
-def _mosaic(volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
+def _mosaic(volume: str, shards: str, home: str, workers: int) -> Passes:
     import streaming
     from torch.utils.data import DataLoader
 
@@ -147,14 +160,21 @@ def _mosaic(volume: str, shards: str, home: str, workers: int, body: Body) -> Pa
         yield iter(loader)
 
 
-def _webdataset(volume: str, shards: str, home: str, workers: int, body: Body) -> Passes:
+def _webdataset(volume: str, shards: str, home: str, workers: int) -> Passes:
     import webdataset
 
     pathlib.Path(home, "web").mkdir(exist_ok=True)
-    urls = [str(path) for path in sorted(pathlib.Path(shards).iterdir())]
-    suffix = next(pathlib.Path(volume).iterdir()).suffix[1:]
+    schemes: Any = importlib.import_module("webdataset.gopen")
+    schemes.gopen_schemes["s3"] = _opened
+    urls = Reader(shards).urls
+    suffix = pathlib.PurePath(Reader(volume).names[0]).suffix[1:]
     data = webdataset.WebDataset(urls, shardshuffle=len(urls), cache_dir=f"{home}/web").shuffle(SHARD_FILES)
     batches = data.batched(BATCH, collation_fn=_Tenth(suffix))
     loader = webdataset.WebLoader(batches, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
     while True:
         yield iter(loader)
+
+
+def _opened(url: str, *_: Any, **__: Any) -> io.BytesIO:
+    """A shard by fsspec: WebDataset's own way is a command-line tool of each store."""
+    return io.BytesIO(fsspec.filesystem("s3").cat_file(url))
