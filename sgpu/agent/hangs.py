@@ -131,9 +131,11 @@ class Hangs:
         if waited < _STACKS_SECONDS and not (self._looks > 1 and self._all_written()):
             return None
         evidence = {rank: self._evidence(rank, beats[rank]) for rank in sorted(running)}
-        if waited < _HEAR_SECONDS and any(evidence[one].undecided for one in silence.suspects if one in evidence):
+        suspects = [one for one in silence.suspects if one in evidence]
+        culprit = stacks.to_blame(suspects, evidence)
+        doubtful = suspects if culprit is None else [culprit]
+        if waited < _HEAR_SECONDS and any(evidence[one].undecided for one in doubtful):
             return None
-        culprit = stacks.to_blame([one for one in silence.suspects if one in evidence], evidence)
         if culprit is None and silence.waits_for is not None:
             self._waiting = set(silence.suspects)
             return None

@@ -93,6 +93,20 @@ def test_a_restart_is_charged_from_the_last_beat_on(ticking: list[int], tmp_path
     assert page.slot(0).read().high_step == 7
 
 
+def test_what_was_heard_and_answered_stands_beside_the_beats(tmp_path: pathlib.Path) -> None:
+    page = Page.create(tmp_path / "heartbeat.page", 2)
+    slot, listener = page.slot(0), page.slot(0)
+    assert (slot.read().heard, slot.read().answers) == (-1, 0)
+    listener.answer()
+    slot.beat(1)
+    listener.hear(3)
+    listener.answer()
+    slot.request(Request.SAVE_AND_STOP, stop_step=6)
+    page.slot(1).mirror(slot.read())
+    for beat in page.beats():
+        assert (beat.heard, beat.answers, beat.step) == (3, 2, 1)
+
+
 def test_the_pause_before_a_resume_is_nobodys(ticking: list[int], tmp_path: pathlib.Path) -> None:
     page = Page.create(tmp_path / "heartbeat.page", 1)
     slot = page.slot(0)

@@ -1,10 +1,16 @@
-"""A scheduler takes its node back at any moment, and starts the same command again: no step is lost without need."""
+"""A scheduler takes its node back at any moment, and starts the same job again: no step is lost without need.
+
+The job is the batch script of docs/guides/slurm.md; what stands in for Slurm signals it, and starts it again where it
+has itself requeued.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import pathlib
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,6 +24,7 @@ from sgpu import RestartPolicy, Run, distributed
 from sgpu.contract import process
 from sgpu.contract.exits import ExitCode
 
+_GUIDE = pathlib.Path(__file__).parents[2] / "docs" / "guides" / "slurm.md"
 _PLACES = ("first step", "data", "collective", "checkpoint", "set-up", "evaluation")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -60,7 +67,7 @@ def _train(folder: str) -> int:
         model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), loader=DataLoader(Numbers(), 1),
         checkpoint_every={"checkpoint": 5, "short": 10}.get(at, 10**6),
     )  # fmt: skip
-    for _ in loop:
+    for batch in loop:
         if loop.step == (loop.restored.step if loop.restored else 0):
             reached("first step")
         elif rank == 1:
@@ -69,7 +76,7 @@ def _train(folder: str) -> int:
         if loop.step % 4 == 3:
             reached("evaluation")
         with (here / f"steps{rank}").open("a") as log:
-            log.write(f"{loop.step}\n")
+            log.write(f"{loop.step} {int(batch)}\n")
         time.sleep(0.4 if at == "short" else 0.02)  # "short": so that no step waits for a save under way
         if at == "end" and loop.step % 5 == 4:
             break
@@ -77,7 +84,7 @@ def _train(folder: str) -> int:
 
 
 class Scheduled:
-    """A run whose agent is started by a command, as a scheduler does, life after life."""
+    """A run that a batch job trains, life after life."""
 
     def __init__(self, folder: pathlib.Path, until: Callable[..., Any]) -> None:
         self.folder, self.until = folder, until
@@ -89,22 +96,55 @@ class Scheduled:
         assert agent.signal(signal.SIGUSR1), "the fault did not fire"
         assert self.run.wait(60) == "PREEMPTED"
         until(lambda: not agent.alive(), "the agent is gone")
-        self.agent: subprocess.Popen[bytes] | None = None
+        self.job: subprocess.Popen[bytes] | None = None
+        self.script = self._make_script()
+        self.starts = 0
+
+    def _make_script(self) -> pathlib.Path:
+        """With `sgpu` and Slurm's `scontrol`, which notes what it is asked for, in a folder of their own."""
+        script = re.search(r"^```sh\n(#!/bin/bash\n.*?)^```$", _GUIDE.read_text(), re.M | re.S)
+        assert script is not None
+        there = self.folder / "bin"
+        there.mkdir()
+        for name, text in {
+            "batch": script[1],
+            "sgpu": f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m sgpu."$@"\n',
+            "scontrol": f'#!/bin/sh\necho "$@" >> {shlex.quote(str(self.folder / "asked"))}\n',
+        }.items():
+            (there / name).write_text(text)
+            (there / name).chmod(0o755)
+        return there / "batch"
+
+    def requeued(self) -> int:
+        asked = self.folder / "asked"
+        lines = asked.read_text().splitlines() if asked.exists() else []
+        assert set(lines) <= {"requeue 7"}
+        return len(lines)
 
     def start(self, at: str, **environment: str) -> None:
+        assert self.starts == self.requeued(), "a job that is not in the queue is not started again"
+        self.starts += 1
         (self.folder / "at").write_text(at)
         self.lives = len(self.events("run_started"))
         self.before, self.earlier = len(self.steps(0)), self.marks()
         with pathlib.Path(self.run.path, "agent.log").open("ab") as log:
-            self.agent = subprocess.Popen(
-                [sys.executable, "-m", "sgpu.agent", self.run.path], stdout=log, stderr=log,
-                env={**os.environ, **environment}, start_new_session=True,
+            path = f"{self.script.parent}{os.pathsep}{os.environ['PATH']}"
+            self.job = subprocess.Popen(
+                [self.script], stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, **environment, "RUN": self.run.path, "SLURM_JOB_ID": "7", "PATH": path},
             )  # fmt: skip
         self.until(lambda: len(self.events("run_started")) > self.lives, "the agent supervises")
 
     def steps(self, rank: int) -> list[int]:
+        return [step for step, _ in self._trained(rank)]
+
+    def batches(self, rank: int) -> list[int]:
+        return [batch for _, batch in self._trained(rank)]
+
+    def _trained(self, rank: int) -> list[tuple[int, int]]:
         file = self.folder / f"steps{rank}"
-        return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
+        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
+        return [(int(step), int(batch)) for step, batch in (line.split() for line in lines if line.endswith("\n"))]
 
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event for event in self.run.events() if event["kind"] == kind]
@@ -117,23 +157,24 @@ class Scheduled:
         return set(self.folder.glob("reached-*"))
 
     def ends(self) -> int:
-        assert self.agent is not None
-        status = self.agent.wait(90)
+        assert self.job is not None
+        status = self.job.wait(90)
         assert self.run.state == {0: "SUCCEEDED", 75: "PREEMPTED"}.get(status, "FAILED")
+        assert self.requeued() == self.starts - (status != 75)
         return status
 
     def give_back(self, *, everything: Callable[[Run], list[int]] | None = None) -> int:
-        """SIGTERM to the agent, or to every process of the run; its exit status."""
-        assert self.agent is not None
-        for pid in everything(self.run) if everything is not None else [self.agent.pid]:
+        """SIGTERM to the job's shell, or to every process of the run; its exit status."""
+        assert self.job is not None
+        for pid in everything(self.run) if everything is not None else [self.job.pid]:
             with contextlib.suppress(ProcessLookupError):  # some come and go, as the one that writes metrics here
                 os.kill(pid, signal.SIGTERM)
         return self.ends()
 
     def kill(self) -> None:
-        if self.agent is not None and self.agent.poll() is None:
-            self.agent.kill()
-            self.agent.wait()
+        if self.job is not None and self.job.poll() is None:
+            os.killpg(self.job.pid, signal.SIGKILL)
+            self.job.wait()
 
 
 @pytest.fixture
@@ -156,8 +197,8 @@ def test_wherever_it_is_the_run_is_saved_and_gone_on_with(
             scheduled.until(lambda: scheduled.events("generation_started"), "it begins")
             scheduled.reach(2 if place == "set-up" else 1)
         if place == "collective":  # told twice, in two ways
-            assert scheduled.agent is not None
-            os.kill(scheduled.agent.pid, signal.SIGUSR1)
+            assert scheduled.job is not None
+            os.kill(scheduled.job.pid, signal.SIGUSR1)
         # A control group's manager signals all that is in it.
         assert scheduled.give_back(everything=members if place in ("data", "evaluation") else None) == 75, place
         assert scheduled.steps(0) == scheduled.steps(1) == list(range(len(scheduled.steps(0)))), f"{place}: none lost"
@@ -168,6 +209,10 @@ def test_wherever_it_is_the_run_is_saved_and_gone_on_with(
     scheduled.start("end")
     assert scheduled.ends() == ExitCode.SUCCEEDED
     assert scheduled.steps(0) == list(range(len(scheduled.steps(0))))
+    assert scheduled.requeued() == scheduled.starts - 1, "and no more, once it has succeeded"
+    for rank in (0, 1):  # each life has gone on with exactly the next batch
+        first, second, *_ = batches = scheduled.batches(rank)
+        assert batches == list(range(first, first + (second - first) * len(batches), second - first))
     again = subprocess.run(  # the scheduler did not notice: nothing is done twice
         [sys.executable, "-m", "sgpu.agent", scheduled.run.path], capture_output=True, text=True, timeout=60
     )  # fmt: skip
