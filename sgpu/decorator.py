@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from sgpu import settings
+from sgpu import settings, widgets
 from sgpu.contract import payload
 from sgpu.contract.errors import CheckpointError, InputError
 from sgpu.contract.failpoint import failpoint
@@ -89,10 +89,8 @@ class DistributedFunction:
             InputError: something was refused before anything started.
             and what `Run.result` raises.
         """
-        from sgpu.widgets import show
-
         run = self._start(args, kwargs)
-        view = show(RunDir(runs_folder(settings.home()) / run.id), run.cancel)
+        view = widgets.show(RunDir(runs_folder(settings.home()) / run.id), run.cancel)
         try:
             run.wait(each_turn=view.refresh)
         except BaseException:  # an interrupt, or a broken view: no run is left behind a cell that ended

@@ -24,6 +24,17 @@ def root_of(run: RunDir, spec: RunSpec) -> str:
     return spec.checkpoints.root or str(run.checkpoints)
 
 
+def resume(run: RunDir, status: Status, step: int | None = None) -> RunDir:
+    """The run that goes on: this one, or a new one. See `Run.resume`."""
+    if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
+        raise InputError(f"resume(step=...): expected a whole number, 0 or more, or None; found {step!r}")
+    spec = read_spec(run)
+    if step is None or goes_on_itself(run, spec, status, step):
+        _again(run, spec, status)
+        return run
+    return branch(run, spec, step)
+
+
 def goes_on_itself(run: RunDir, spec: RunSpec, status: Status, step: int) -> bool:
     """Whether going on from this step is what the run, started again, would do."""
     if not status.final or status.state == "SUCCEEDED":
@@ -33,7 +44,7 @@ def goes_on_itself(run: RunDir, spec: RunSpec, status: Status, step: int) -> boo
     return found is not None and found.step == step
 
 
-def again(run: RunDir, spec: RunSpec, status: Status) -> None:
+def _again(run: RunDir, spec: RunSpec, status: Status) -> None:
     """The same run, from its newest valid checkpoint.
 
     Raises:

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from sgpu import endings, leftovers, resuming, settings
-from sgpu.contract import process, records
-from sgpu.contract.errors import InputError, RunError
-from sgpu.contract.heartbeat import Page
+from sgpu import endings, leftovers, resuming, settings, standing, widgets
+from sgpu.contract import records
+from sgpu.contract.errors import InputError
 from sgpu.contract.rundir import RunDir, all_runs, find_run
 from sgpu.contract.spec import RunSpec, read_spec
-from sgpu.contract.status import Status, read_status
+from sgpu.contract.status import Status
 
 if TYPE_CHECKING:
     from sgpu.checkpoint import Catalog
     from sgpu.metrics.ledger import GoodputReport
-
-_LOOK_SECONDS = 0.05
-_START_SECONDS = 10.0
-_CANCEL_SECONDS = 30.0
-_DELIVERY_SECONDS = 15.0
-_DELIVERY_AFTER_FAILURE_SECONDS = 5.0  # whoever waits for an error, or has cancelled, waits for nothing else
 
 
 class Run:
@@ -41,6 +33,10 @@ class Run:
             InputError: there is none, or several.
         """
         return cls(find_run(settings.home(), str(id_or_path)))
+
+    def __fspath__(self) -> str:
+        """So that whatever takes a run's folder takes the run."""
+        return self.path
 
     @property
     def id(self) -> str:
@@ -60,38 +56,12 @@ class Run:
     @property
     def status(self) -> Status:
         """Where the run stands. A run whose supervisor vanished is LOST, whatever it wrote last."""
-        status = read_status(self._dir)
-        if status is None:
-            status = Status(state="STARTING", updated=self.spec.created, started=self.spec.created)
-        if not status.final and not self._agent_alive():
-            status = read_status(self._dir) or status  # it may have ended in between
-            was_there = self._dir.agent.exists()  # else it may still be waiting for a machine
-            if not status.final and (was_there or time.time() - self.spec.created > _START_SECONDS):
-                return replace(status, state="LOST", step=self._last_step(status))
-        return status
-
-    def _last_step(self, status: Status) -> int:
-        """The supervisor wrote its status now and then; the workers noted each step."""
-        if not self._dir.heartbeat.exists():
-            return status.step
-        page = Page(self._dir.heartbeat)
-        step = min(beat.step for beat in page.beats()[: status.world_size])
-        page.close()
-        return step
+        return standing.status_of(self._dir)
 
     @property
     def state(self) -> str:
         """STARTING, RUNNING, RESTARTING, SUCCEEDED, FAILED, CANCELLED, PREEMPTED or LOST."""
         return self.status.state
-
-    def _delivering(self, status: Status) -> bool:
-        """The workers are gone, and the agent still brings metrics to MLflow: worth a moment, not more."""
-        most = _DELIVERY_SECONDS if status.state == "SUCCEEDED" else _DELIVERY_AFTER_FAILURE_SECONDS
-        return self._agent_alive() and time.time() - (status.ended or status.updated) < most
-
-    def _agent_alive(self) -> bool:
-        agent = process.read_process(self._dir.agent)
-        return agent is not None and agent.alive()
 
     def wait(self, timeout_seconds: float | None = None, *, each_turn: Callable[[], object] | None = None) -> str:
         """Waits for the end; the final state. The metrics' last way to MLflow may take a few seconds more.
@@ -103,19 +73,7 @@ class Run:
         Raises:
             TimeoutError: it has not ended; it goes on.
         """
-        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        while True:
-            status = self.status
-            if status.final and not self._delivering(status):
-                return status.state
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"run {self.id} has not ended within {timeout_seconds:g} s (state {status.state}, step "
-                    f"{status.step}); it goes on: wait again, or cancel()"
-                )
-            if each_turn is not None:
-                each_turn()
-            time.sleep(_LOOK_SECONDS)
+        return standing.wait(self._dir, timeout_seconds, each_turn=each_turn)
 
     def result(self, timeout_seconds: float | None = None) -> list[Any]:
         """One value a rank, in rank order.
@@ -135,15 +93,7 @@ class Run:
 
     def cancel(self) -> None:
         """Ends every process of the run; a training loop saves a checkpoint first if it can within seconds."""
-        if self.status.final:
-            return
-        self._dir.cancel.touch(mode=0o600)
-        try:
-            self.wait(_CANCEL_SECONDS)
-        except TimeoutError:
-            raise RunError(
-                f"run {self.id} is still ending after {_CANCEL_SECONDS:g} s; see {self._dir.agent_log}", run_id=self.id
-            ) from None
+        standing.cancel(self._dir)
 
     def resume(self, step: int | None = None) -> Run:
         """Starts a run that ended without success again, from its newest valid checkpoint; the same run, the same id.
@@ -160,13 +110,8 @@ class Run:
             InputError: without a step, it is running or it succeeded; a step that is no whole number.
             CheckpointNotFoundError, CheckpointCorruptError: there is no such valid step.
         """
-        if step is not None and (isinstance(step, bool) or not isinstance(step, int) or step < 0):
-            raise InputError(f"resume(step=...): expected a whole number, 0 or more, or None; found {step!r}")
-        status = self.status
-        if step is None or resuming.goes_on_itself(self._dir, self.spec, status, step):
-            resuming.again(self._dir, self.spec, status)
-            return self
-        return Run(resuming.branch(self._dir, self.spec, step))
+        began = resuming.resume(self._dir, self.status, step)
+        return self if began == self._dir else Run(began)
 
     def logs(self, rank: int | None = None) -> str:
         """What a rank printed, over all generations; None: all ranks, one after the other."""
@@ -208,7 +153,7 @@ class Run:
         """Where every second of every rank went so far."""
         from sgpu.metrics.ledger import from_page
 
-        alive = self._agent_alive()
+        alive = standing.has_agent(self._dir)
         return from_page(self._dir.heartbeat, time.monotonic_ns() if alive else None)
 
     def __repr__(self) -> str:
@@ -216,9 +161,7 @@ class Run:
         return f"<Run {self.id}: {status.state}, step {status.step}>"
 
     def _ipython_display_(self) -> None:
-        from sgpu.widgets import show
-
-        show(self._dir, self.cancel).start()
+        widgets.show(self._dir, self.cancel).start()
 
 
 def runs() -> list[Run]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from sgpu import resuming, standing
 from sgpu.checkpoint import Catalog
 from sgpu.checkpoint.keeping import prune
 from sgpu.contract.errors import CheckpointError, CheckpointNotFoundError, InputError
 from sgpu.contract.status import read_status
-from sgpu.run import Run
 from sgpu.widgets.checkpoint_rows import Shelf
 from sgpu.widgets.words import count, plural
 
@@ -69,9 +69,9 @@ def resume(shelf: Shelf, step: int) -> str:
     """
     if shelf.place.run is None:
         raise InputError("these checkpoints belong to no run that is known here")
-    former = shelf.place.run.id
-    run = Run(shelf.place.run).resume(step=step)
-    went = "goes on from" if run.id == former else f"is new and begins at {former}'s"
+    former = shelf.place.run
+    run = resuming.resume(former, standing.status_of(former), step)
+    went = "goes on from" if run == former else f"is new and begins at {former.id}'s"
     return f'run {run.id} {went} step {count(step)}; sgpu.attach("{run.id}") shows it'
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from sgpu.contract.errors import CheckpointNotFoundError
 from sgpu.contract.rundir import RunDir
-from sgpu.run import Run
 from sgpu.widgets import checkpoint_page
 from sgpu.widgets.checkpoint_place import find_place
 from sgpu.widgets.checkpoint_rows import CheckpointRow, Shelf
@@ -32,7 +31,7 @@ class CheckpointBrowser:
         CheckpointNotFoundError: there is no checkpoint of that step.
     """
 
-    def __init__(self, root_or_run: str | os.PathLike[str] | Run | RunDir, *, step: int | None = None) -> None:
+    def __init__(self, root_or_run: str | os.PathLike[str] | RunDir, *, step: int | None = None) -> None:
         self.shelf = Shelf(find_place(root_or_run))
         self.shelf.refresh()
         if step is not None and self.shelf.row(step) is None:

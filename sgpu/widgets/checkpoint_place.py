@@ -11,7 +11,6 @@ from sgpu.contract.errors import InputError, SgpuError
 from sgpu.contract.places import check_place
 from sgpu.contract.rundir import RunDir, find_run
 from sgpu.contract.spec import RunSpec, read_spec
-from sgpu.run import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +22,12 @@ class Place:
     spec: RunSpec | None = None
 
 
-def find_place(root_or_run: str | os.PathLike[str] | Run | RunDir) -> Place:
+def find_place(root_or_run: str | os.PathLike[str] | RunDir) -> Place:
     """The root that is meant.
 
     Raises:
         InputError: it is neither a folder, nor a URL, nor a run.
     """
-    if isinstance(root_or_run, Run):
-        return _of_run(RunDir(pathlib.Path(root_or_run.path)))
     if isinstance(root_or_run, RunDir):
         return _of_run(root_or_run)
     if not isinstance(root_or_run, (str, os.PathLike)):

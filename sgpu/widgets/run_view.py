@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import pathlib
 import threading
 from collections.abc import Callable
 from typing import Any
 
+from sgpu import resuming, settings, standing
 from sgpu.contract.clock import Clock, SystemClock
 from sgpu.contract.errors import SgpuError
-from sgpu.contract.rundir import RunDir
-from sgpu.run import Run
+from sgpu.contract.rundir import RunDir, find_run
 from sgpu.widgets import html
 from sgpu.widgets.channel import ChannelWidget, script, style
 from sgpu.widgets.feed import Feed
@@ -44,14 +44,14 @@ class RunView(ChannelWidget):
 
     def __init__(
         self,
-        run: str | os.PathLike[str] | Run | RunDir,
+        run: str | os.PathLike[str] | RunDir,
         *,
         on_stop: Callable[[], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._run = _run_of(run)
-        self.feed = Feed(RunDir(pathlib.Path(self._run.path)), clock=clock)
-        self._on_stop = on_stop or self._run.cancel
+        found = run if isinstance(run, RunDir) else find_run(settings.home(), os.fspath(run))
+        self.feed = Feed(found, clock=clock)
+        self._on_stop = on_stop or functools.partial(standing.cancel, found)
         self._clock = clock or SystemClock()
         self._messages = Messages()
         self._lock = threading.RLock()  # messages come and go in different threads
@@ -148,7 +148,7 @@ class RunView(ChannelWidget):
                 return
             self._set(resuming=True, notice="")
         try:
-            self._run.resume()
+            resuming.resume(self.feed.run, standing.status_of(self.feed.run))
         except (SgpuError, OSError) as error:
             self._set(resuming=False, notice=f"could not be resumed: {error}")
             return
@@ -162,9 +162,3 @@ class RunView(ChannelWidget):
         with self._lock:
             self._view_facts = {**self._view_facts, **facts}
             self._tell(full=False)
-
-
-def _run_of(run: str | os.PathLike[str] | Run | RunDir) -> Run:
-    if isinstance(run, RunDir):
-        return Run(run)
-    return run if isinstance(run, Run) else Run.open(os.fspath(run))

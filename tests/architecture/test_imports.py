@@ -38,6 +38,7 @@ VIOLATIONS = (
     ("metrics/spool.py", "import mlflow", "sgpu.metrics.spool -> mlflow"),
     ("agent/failure.py", "import torch", "sgpu.agent.failure -> torch"),
     ("run.py", "import IPython", "sgpu.run -> IPython"),
+    ("widgets/feed.py", "import sgpu.run", "sgpu.widgets.feed -> sgpu.run"),
     ("cli/runs.py", "import sgpu.agent.policy", "sgpu.cli.runs -> sgpu.agent.policy"),
     ("worker/cpu.py", "from sgpu.metrics import mlflow_reader", "sgpu.worker.cpu -> sgpu.metrics.mlflow_reader"),
     (

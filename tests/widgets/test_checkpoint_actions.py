@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from sgpu import resuming
 from sgpu.checkpoint import Catalog
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError, InputError
-from sgpu.run import Run
 from sgpu.widgets import checkpoint_actions
 from sgpu.widgets import checkpoint_detail as detail
 from sgpu.widgets.checkpoint_place import find_place
@@ -68,7 +68,7 @@ def test_how_to_go_on_from_each_step(
     run.status("RUNNING")
     assert detail.resumption(shelf.place, shelf.rows[0], newest).button == "Begin a new run from here"
     asked = []
-    monkeypatch.setattr(Run, "resume", lambda former, step: asked.append(step) or former)
+    monkeypatch.setattr(resuming, "resume", lambda former, status, step: asked.append(step) or former)
     assert "goes on from step 20" in checkpoint_actions.resume(shelf, 20)
     assert asked == [20]
 

@@ -12,7 +12,10 @@ from typing import Any
 
 import pytest
 
+from sgpu import resuming
 from sgpu.contract.errors import SgpuError
+from sgpu.contract.rundir import RunDir
+from sgpu.contract.status import Status
 from sgpu.run import Run
 from sgpu.widgets.channel import open_channel
 from sgpu.widgets.feed import Feed
@@ -176,12 +179,12 @@ def test_an_ended_run_is_not_stopped(view: Any, run: Any) -> None:
 def test_a_failed_run_is_resumed_and_followed_again(view: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     resumed = []
 
-    def resume(again: Run) -> Run:
+    def resume(again: RunDir, status: Status) -> RunDir:
         resumed.append(again.id)
         run.status("RUNNING", step=3)
         return again
 
-    monkeypatch.setattr(Run, "resume", resume)
+    monkeypatch.setattr(resuming, "resume", resume)
     view.take({"kind": "resume"})
     assert resumed == [], "a run that goes on was started again"
     run.status("FAILED", step=2, ended=run.created + 1)
@@ -199,10 +202,10 @@ def test_a_failed_run_is_resumed_and_followed_again(view: Any, run: Any, monkeyp
 
 
 def test_a_resume_that_fails_is_told(view: Any, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def resume(again: Run) -> Run:
+    def resume(again: RunDir, status: Status) -> RunDir:
         raise SgpuError("no room")
 
-    monkeypatch.setattr(Run, "resume", resume)
+    monkeypatch.setattr(resuming, "resume", resume)
     run.status("CANCELLED", ended=run.created + 1)
     view.push(view.feed.snapshot())
     view.take({"kind": "hello"})
