@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -42,21 +43,22 @@ def no_process_left() -> Iterator[None]:
     """Fails a test that leaves a child of its own running, and ends that child."""
     before = _family()
     yield
-    left = [child for pid, child in _family().items() if pid not in before]
+    left = [child for pid, child in _family().items() if pid not in before and not _stays(child)]
     _, alive = psutil.wait_procs(left, timeout=30)  # on a busy machine, a run that has ended is still clearing up
-    told = []
+    told = [f"{child.pid} {' '.join(_command(child))[:200]}" for child in alive]
     for child in alive:
-        try:
-            command = " ".join(child.cmdline())
-            if "resource_tracker" in command:
-                continue  # multiprocessing's own; one a session
-            if child.ppid() == os.getpid() and "KEPT_FOR_THE_SESSION" in child.environ():
-                continue  # a session's fixture, asked for in the middle of a test
-            told.append(f"{child.pid} {command[:200]}")
+        with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-        except psutil.NoSuchProcess:
-            continue
     assert not told, f"processes left behind: {told}"
+
+
+def _stays(child: psutil.Process) -> bool:
+    """Whether it is multiprocessing's own, one a session, or a session's fixture, asked for in the middle of a test."""
+    try:
+        kept = child.ppid() == os.getpid() and "KEPT_FOR_THE_SESSION" in child.environ()
+    except psutil.NoSuchProcess:
+        return False
+    return kept or any("resource_tracker" in word for word in _command(child))
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,8 @@ import sys, torch
 torch.set_num_threads(1)
 from sgpu.checkpoint import *
 from sgpu.contract.errors import CheckpointError
+
+pytestmark = pytest.mark.usefixtures("without_mlflow")
 box = {"w": torch.zeros(500)}
 try:
     checkpointer = Checkpointer(CheckpointPolicy(sys.argv[1], keep_last=2), {"box": box})

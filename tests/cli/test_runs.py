@@ -15,6 +15,8 @@ from sgpu.contract.outcome import read_outcome
 from sgpu.contract.status import Status, read_status
 from sgpu.run import Run
 
+pytestmark = pytest.mark.usefixtures("without_mlflow")
+
 
 def test_no_runs(sgpu: Any, home: Any) -> None:
     told = sgpu("runs")

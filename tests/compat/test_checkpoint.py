@@ -21,6 +21,8 @@ from sgpu.compat import distributed
 from sgpu.compat.data import UCVolumeReader, UCVolumeWriter
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError
 
+pytestmark = pytest.mark.usefixtures("without_mlflow")
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test file by its name
 
 LAST = 12

@@ -16,6 +16,8 @@ from sgpu.compat import distributed
 from sgpu.compat import runtime as rt
 from sgpu.compat.data import Checkpointable, DataLoader, UCVolumeDataset
 
+pytestmark = pytest.mark.usefixtures("without_mlflow")
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test file by its name
 
 FILES = 23

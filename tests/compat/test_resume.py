@@ -15,6 +15,7 @@ from typing import Any
 
 import cloudpickle
 import numpy as np
+import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -22,6 +23,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from sgpu.compat import distributed
 from sgpu.compat import runtime as rt
 from sgpu.compat.data import UCVolumeReader, UCVolumeWriter
+
+pytestmark = pytest.mark.usefixtures("without_mlflow")
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test file by its name
 

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Iterator
-
-import psutil
 import pytest
 
 from sgpu import distributed
 from sgpu.testing import Fault, FaultPlan
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def agents_end(no_process_left: None, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No MLflow here; and a run's agent may need a moment more than its result."""
-    folder = tmp_path / "without"
-    folder.mkdir()
-    (folder / "mlflow.py").write_text("raise ImportError('switched off for this test')\n")
-    monkeypatch.setenv("PYTHONPATH", str(folder))
-    yield
-    psutil.wait_procs(psutil.Process().children(), timeout=60)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("without_mlflow", "agents_end")]
 
 
 def train(steps: int) -> float:

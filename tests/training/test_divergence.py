@@ -18,6 +18,8 @@ from sgpu.training import DivergencePolicy
 from sgpu.training.divergence import limit_of
 from tests.training.looping import Begin, Training, events, loader
 
+pytestmark = pytest.mark.usefixtures("without_mlflow")
+
 
 @pytest.mark.parametrize(
     ("losses", "factor", "limit"),

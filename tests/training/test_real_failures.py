@@ -25,6 +25,8 @@ from sgpu.contract.errors import PositionError
 from sgpu.contract.rundir import RunDir
 from sgpu.data import DataLoader, VolumeDataset
 
+pytestmark = pytest.mark.usefixtures("without_mlflow")
+
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test file by its name
 
 FILES = 26
