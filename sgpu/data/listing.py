@@ -65,7 +65,9 @@ class Listing:
             at += _up(head["etags_bytes"])
         self._names = memoryview(_mapped(file, np.uint8, at, (max(1, head["names_bytes"]),)))
         # for one number at a time, which an array gives as an object of its own kind
-        self._begins, self._sizes, self._stamps = map(memoryview, (self._offsets, self.sizes, self.stamps))
+        self._begins: memoryview[int] = memoryview(self._offsets)
+        self._sizes: memoryview[int] = memoryview(self.sizes)
+        self._stamps: memoryview[int] = memoryview(self.stamps)
 
     def __len__(self) -> int:
         return len(self.sizes)

@@ -7,7 +7,8 @@ Only ratios within one run mean anything. Peers are those of data_peers.py.
 
 `cpu_us` is the CPU time of all processes of a reader, a sample, with what its processes took to begin.
 
-python -m tests.benchmarks data [--store s3] [--file-bytes N] [--jpeg] [--files N] [--workers N] [--only NAME]...
+python -m tests.benchmarks data [--store s3] [--file-bytes N] [--jpeg] [--free] [--files N] [--workers N]
+    [--only NAME]...
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 from tests.benchmarks import data_peers
 from tests.benchmarks.cpu import CpuClock
 from tests.benchmarks.data_cases import BYTES_PER_SECOND, Case, Reader, body, decoding_alone, make_files, parse, served
+from tests.benchmarks.table import show
 
 BATCH = 16
 STEP_SECONDS = 0.05
@@ -46,7 +48,7 @@ def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
             rows.append(decoding_alone(volume))
             limit = min(limit, rows[0]["samples_per_second"])
         with served(volume, case) as there:
-            for number, (system, workers, modes) in enumerate(_wanted(case, quick)):
+            for number, (system, workers, modes) in enumerate(_wanted(case)):
                 shards = pathlib.Path(folder) / f"shards{number}"
                 data_peers.convert(system, volume, shards)
                 place = there.upload(shards)
@@ -61,9 +63,9 @@ def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
     return rows
 
 
-def _wanted(case: Case, quick: bool) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+def _wanted(case: Case) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     """Systems, with their workers and modes."""
-    several, both = case.workers, ("free",) if quick or case.jpeg else ("free", "step")
+    several, both = case.workers, ("free",) if case.free else ("free", "step")
     here, local = data_peers.installed(), case.jpeg and case.store == "folder"
     absent = data_peers.PEERS.keys() - here.keys()
     if absent:
@@ -88,6 +90,7 @@ def _in_a_process(environment: dict[str, str], **case: Any) -> list[dict[str, An
             stdout=subprocess.PIPE, check=True, text=True, timeout=600,
         )  # fmt: skip
         rows: list[dict[str, Any]] = json.loads(told.stdout.splitlines()[-1])
+        show(rows)  # at once, since all of them take minutes
         return rows
 
 

@@ -14,23 +14,21 @@ where data are made, and other processes of the machine do not count. Medians ov
 from __future__ import annotations
 
 import contextlib
-import pathlib
 import random
 import statistics
-import time
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import numpy as np
-import psutil
 import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
 
 from sgpu.data import DataLoader, streams
 from sgpu.data.draws import Draws
+from tests.benchmarks.cpu import CpuClock
 
 BATCH = 32
 
@@ -107,23 +105,14 @@ def _taken(dataset: Dataset[Any], workers: int, rounds: int) -> dict[str, list[f
         random.shuffle(order)
         for name in order:
             with _undrawn() if name == "position" else contextlib.nullcontext():
-                began = _cpu_seconds()
+                clock = CpuClock()
                 for _ in loaders[name]:
                     pass
             if turn:
-                taken[name].append(_cpu_seconds() - began)
+                taken[name].append(clock.seconds())
     for name in ("position", "sgpu"):
         loaders[name].close()
     return taken
-
-
-def _cpu_seconds() -> float:
-    """Of this process and its children, all threads."""
-    nanoseconds = 0
-    for child in psutil.Process().children():
-        for thread in pathlib.Path(f"/proc/{child.pid}/task").iterdir():
-            nanoseconds += int((thread / "schedstat").read_text().split()[0])
-    return time.process_time() + nanoseconds / 1e9
 
 
 @contextlib.contextmanager

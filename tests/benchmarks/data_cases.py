@@ -38,6 +38,7 @@ class Case:
     jpeg: bool
     only: tuple[str, ...]
     workers: int = 4
+    free: bool = False
 
     def wants(self, system: str) -> bool:
         return not self.only or any(system.startswith(part) for part in self.only)
@@ -49,6 +50,7 @@ def parse(more: Sequence[str], *, quick: bool) -> Case:
     parser.add_argument("--file-bytes", type=int, default=100_000)
     parser.add_argument("--files", type=int, help="none: two seconds' worth of bandwidth, at most 4,000")
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--free", action="store_true", help="without the runs that compute between batches")
     parser.add_argument("--jpeg", action="store_true", help="decode each file, a picture of about 100 KB")
     parser.add_argument("--only", action="append", default=[], help="how a system's name begins; may come again")
     told = parser.parse_args(more)
@@ -56,6 +58,7 @@ def parse(more: Sequence[str], *, quick: bool) -> Case:
     return Case(
         store=told.store, file_bytes=told.file_bytes, files=min(files, 320) if quick else files, jpeg=told.jpeg,
         only=tuple(told.only), workers=2 if quick else told.workers,
+        free=quick or told.jpeg or told.free,
     )  # fmt: skip
 
 
