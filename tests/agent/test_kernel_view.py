@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import select
 import signal
 import subprocess
 import sys
@@ -94,36 +95,32 @@ def test_a_thread_that_waits_for_the_lock_of_the_interpreter_is_told_from_one_th
     one = child(f"""
 import ctypes, os, threading
 from sgpu.contract.process import LISTENER, name_this_thread
-read, write = os.pipe()
 def listen():
     name_this_thread(LISTENER)
     print("listens", flush=True)
-    os.read(read, 1)
-    print("heard", flush=True)
-    os.read(read, 1)
+    listens.set()
+    while os.read(0, 1):
+        os.write(1, b"heard")
+listens = threading.Event()
 threading.Thread(target=listen, daemon=True).start()
-os.read(0, 1)
-os.write(write, b"x")
+listens.wait()
 {call}
 """)
     assert one.stdout is not None
     assert one.stdin is not None
     assert one.stdout.readline() == b"listens\n"
-    first = look(one.pid)
-    one.stdin.write(b"x")
-    one.stdin.close()
-    if not held:
-        assert one.stdout.readline() == b"heard\n"
-    deadline = time.monotonic() + 60
-    while True:
-        view = parse(f"{first}{look(one.pid)}")
-        assert view is not None
-        assert view.turns is not None
-        if (view.turns >= 20) == held and view.state == "S":
-            break
-        assert time.monotonic() < deadline, view
-        time.sleep(0.01)
-    assert Evidence(stack="x", kernel=view, answered=not held).holds_lock is held
+    heard, view, deadline = not held, None, time.monotonic() + 60
+    while heard != (not held) or view is None:  # the first word may come before the call has begun
+        first, heard = look(one.pid), False
+        one.stdin.write(b"x")
+        one.stdin.flush()
+        while not heard and (view is None or (view.turns or 0) < 20):
+            heard = bool(select.select([one.stdout], [], [], 0.01)[0]) and os.read(one.stdout.fileno(), 5) == b"heard"
+            view = parse(f"{first}{look(one.pid)}")
+            assert time.monotonic() < deadline, view
+    assert view.turns is not None
+    assert (view.turns >= 20) is held
+    assert Evidence(stack="x", kernel=view, answered=heard).holds_lock is held
 
 
 def test_one_that_is_gone(child: Callable[[str], subprocess.Popen[bytes]], tmp_path: pathlib.Path) -> None:
