@@ -85,8 +85,10 @@ def _spin(_point: Failpoint, _: pathlib.Path | None) -> None:
 
 
 def _hold(_point: Failpoint, _: pathlib.Path | None) -> None:
-    while True:
-        ctypes.PyDLL(None).sleep(_LONG_SECONDS)  # PyDLL keeps the lock during the call
+    # A deadlock, in a call during which PyDLL keeps the lock: no signal ends it, as it would end a sleep.
+    lock, mutex = ctypes.PyDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
+    lock(mutex)
+    lock(mutex)
 
 
 def _errno(point: Failpoint, _: pathlib.Path | None) -> None:

@@ -192,6 +192,8 @@ def _of_worker(kind: Kind, moment: Moment) -> End:
         return End(told="got a signal to stop and goes on")
     if kind.name == "held GIL" and moment.name == "before the result":
         return End(states=(_FAILED_THEN,), told="did not end within timeout_seconds")
+    if kind.name == "held GIL" and moment.point.startswith("job."):
+        return End(failures=(1,), told=r"holds the GIL in _hold at .* \(native code that does not release it\)")
     fails = not moment.trained and kind.name in ("exception", "exit 0", "SIGINT", "SIGTERM")
     return End(states=(_FAILED_THEN,) if fails else (_GOES_ON,), failures=(1,), told=_SAYS[kind.name])
 

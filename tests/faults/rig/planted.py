@@ -197,7 +197,7 @@ PLANTED = {
         failpoints="training.step@0%8!=launcher",
     ),
     "heartbeat from a side thread": Planted(
-        plant=_heartbeat_from_a_side_thread, kind="held GIL", moment="between backward and step",
+        plant=_heartbeat_from_a_side_thread, kind="SIGSTOP", moment="between backward and step",
         failpoints="job.before_step@0%7!=spin", seconds=12.0,
     ),
     "a save not awaited": Planted(
