@@ -7,6 +7,7 @@ asked for, whose errors are the ones that are told.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import os
@@ -42,11 +43,8 @@ def access_of(filesystem: Any) -> Access | None:
     """For processes that are about to be forked, each of which would take a tenth of a second of CPU to find it out."""
     if not _is_plain(filesystem) or importlib.util.find_spec("obstore") is None:
         return None
-    problems: Any = importlib.import_module("botocore.exceptions")
-    try:
-        return _access(filesystem)
-    except (OSError, ValueError, problems.BotoCoreError):  # who reads meets the same, and tells it
-        return None
+    found: Access | None = fsspec.asyn.sync(filesystem.loop, _access_if_any, filesystem)
+    return found
 
 
 def _is_plain(filesystem: Any) -> bool:
@@ -121,6 +119,12 @@ class QuickS3:
 def _access(filesystem: Any) -> Access:
     found: Access = fsspec.asyn.sync(filesystem.loop, _asked_for_access, filesystem)
     return found
+
+
+async def _access_if_any(filesystem: Any) -> Access | None:
+    """None where there is none now, for whatever reason: who reads meets the same, and tells it."""
+    answers = await asyncio.gather(_asked_for_access(filesystem), return_exceptions=True)
+    return answers[0] if isinstance(answers[0], Access) else None
 
 
 async def _asked_for_access(filesystem: Any) -> Access:
