@@ -27,6 +27,7 @@ from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import Status
 from sgpu.testing.stores import GateStore
 
+pytestmark = pytest.mark.usefixtures("without_mlflow")
 REPOSITORY = pathlib.Path(__file__).parents[2]
 # Saves a step for each number that it is told, and says how it went; ends when its input does.
 SAVER = """
@@ -34,8 +35,6 @@ import sys, torch
 torch.set_num_threads(1)
 from sgpu.checkpoint import *
 from sgpu.contract.errors import CheckpointError
-
-pytestmark = pytest.mark.usefixtures("without_mlflow")
 box = {"w": torch.zeros(500)}
 try:
     checkpointer = Checkpointer(CheckpointPolicy(sys.argv[1], keep_last=2), {"box": box})
