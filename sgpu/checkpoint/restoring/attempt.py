@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -128,7 +129,8 @@ def _untied(reader: ItemReader, loadings: list[Loading]) -> list[str]:
     """Saved tensors that would end in one live tensor (tied weights), and are not equal."""
     ends: dict[TensorKey, tuple[str, torch.Tensor]] = {}
     found = []
-    for name, tensor in (entry for loading in loadings for entry in loading.ends.items()):
+    entries = (entry for loading in loadings for entry in loading.ends.items())
+    for name, tensor in sorted(entries, key=itemgetter(0)):
         first, live = ends.setdefault(identity(tensor, local_part(tensor)), (name, tensor))
         if first != name and not filling.same_bytes(reader, first, name, live):
             found.append(f"{first} and {name} (one live tensor, two saved ones that are not equal)")
