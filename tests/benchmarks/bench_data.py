@@ -1,7 +1,7 @@
 """Reading files of a slow volume: this loader, torch's, other libraries' where they are installed, and the bare files.
 
 Every row is one process that reads all files twice, with batches of 16. The volume has 20 ms an open (a request) and
-100 MB/s that all readers share, so no reader can be faster than `of_limit` 1 while it reads the volume. "step" adds a
+100 MB/s that all readers share, so no reader can be faster than `of_limit` 1 while it reads the volume (a FUSE mount, slow/mount.c). "step" adds a
 sleep of 50 ms a batch, as a GPU that computes. `fetch_ms` is what the loop waits for a batch, mean, without the first.
 Only ratios within one run mean anything. Peers are those of data_peers.py.
 
@@ -41,7 +41,7 @@ def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
     case = parse(more, quick=quick)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        volume = pathlib.Path(folder) / "volume"
+        volume = pathlib.Path(folder) / "files" / "volume"
         make_files(volume, case)
         limit = BYTES_PER_SECOND / next(volume.iterdir()).stat().st_size
         if case.jpeg:
@@ -49,13 +49,13 @@ def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
             limit = min(limit, rows[0]["samples_per_second"])
         with served(volume, case) as there:
             for number, (system, workers, modes) in enumerate(_wanted(case)):
-                shards = pathlib.Path(folder) / f"shards{number}"
+                shards = volume.with_name(f"shards{number}")
                 data_peers.convert(system, volume, shards)
                 place = there.upload(shards)
                 for mode in modes:
                     rows += _in_a_process(
-                        there.environment if system != LOCAL else {"BENCH_JPEG": "1"}, volume=there.volume,
-                        shards=place, system=system, workers=workers, mode=mode, limit=limit,
+                        there.environment, volume=str(volume) if system == LOCAL else there.volume, shards=place,
+                        system=system, workers=workers, mode=mode, limit=limit,
                     )  # fmt: skip
                 shutil.rmtree(shards, ignore_errors=True)
         if case.jpeg:  # once more, to see what the machine's other work did to the limit
@@ -84,9 +84,7 @@ def _in_a_process(environment: dict[str, str], **case: Any) -> list[dict[str, An
     with tempfile.TemporaryDirectory() as home:
         told = subprocess.run(
             [sys.executable, "-m", "tests.benchmarks.bench_data", json.dumps({"home": home, **case})],
-            env={
-                **os.environ, "SGPU_HOME": home, "SLOW_PIPE": f"{home}/pipe", "PYTHONWARNINGS": "ignore", **environment,
-            },
+            env={**os.environ, "SGPU_HOME": home, "PYTHONWARNINGS": "ignore", **environment},
             stdout=subprocess.PIPE, check=True, text=True, timeout=600,
         )  # fmt: skip
         rows: list[dict[str, Any]] = json.loads(told.stdout.splitlines()[-1])

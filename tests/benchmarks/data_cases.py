@@ -66,7 +66,7 @@ def parse(more: Sequence[str], *, quick: bool) -> Case:
 
 
 def make_files(folder: pathlib.Path, case: Case) -> None:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     picture = _picture() if case.jpeg else b""
     for number in range(case.files):
         body = picture if case.jpeg else os.urandom(case.file_bytes)
@@ -84,19 +84,48 @@ def _picture() -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Served:
-    """Attributes: `store`: of the volume, without its latency; None: a folder."""
+    """Attributes: `store`: of the volume, without its latency; None: a mounted folder."""
 
     volume: str
     environment: dict[str, str]
     store: Any = None
 
     def upload(self, folder: pathlib.Path) -> str:
-        """Where a folder is that is as slow as the volume."""
-        if self.store is None or not folder.exists():
-            return str(folder)
+        """Where a folder beside the volume's files is as slow as the volume."""
+        if self.store is None:
+            return str(pathlib.Path(self.volume).with_name(folder.name))
+        if not folder.exists():
+            return ""
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         self.store.put([f"{folder}/{name}" for name in names], [f"bucket/{folder.name}/{name}" for name in names])
         return f"s3://bucket/{folder.name}"
+
+
+@contextlib.contextmanager
+def mounted(folder: pathlib.Path) -> Iterator[str]:
+    """A mount of the folder that is far away (slow/mount.c), in a process of its own."""
+    place, program = folder.parent / "mount", folder.parent / "slow_mount"
+    place.mkdir()
+    try:
+        libfuse = subprocess.check_output(["pkg-config", "--cflags", "--libs", "fuse3"], text=True).split()
+        subprocess.run(["cc", "-O2", str(_SLOW / "mount.c"), "-o", str(program), *libfuse], check=True)
+    except (OSError, subprocess.CalledProcessError) as problem:
+        raise SystemExit(
+            f"the slow volume is a FUSE mount that is compiled here, and could not be: {problem}. It needs `apt-get "
+            "install fuse3 libfuse3-dev gcc pkg-config`; --store s3 does without"
+        ) from problem
+    told = [str(program), str(folder), str(place), str(OPEN_SECONDS), str(BYTES_PER_SECOND)]
+    with subprocess.Popen(told) as mount:
+        try:
+            while not place.is_mount():
+                if mount.poll() is not None:
+                    raise SystemExit(
+                        f"the slow volume could not be mounted (exit status {mount.returncode}); is FUSE allowed here?"
+                    )
+                time.sleep(0.01)
+            yield str(place)
+        finally:
+            mount.terminate()  # it unmounts
 
 
 @contextlib.contextmanager
@@ -104,11 +133,8 @@ def served(folder: pathlib.Path, case: Case) -> Iterator[Served]:
     """Where the files are then, and what a process needs so that they are as slow as they should be."""
     environment = {_JPEG: "1"} if case.jpeg else {}
     if case.store == "folder":
-        slow = {
-            "SLOW_FOLDER": str(folder.parent), "SLOW_OPEN_SECONDS": str(OPEN_SECONDS),
-            "SLOW_BYTES_PER_SECOND": str(BYTES_PER_SECOND), "PYTHONPATH": os.pathsep.join([str(_SLOW), os.getcwd()]),
-        }  # fmt: skip
-        yield Served(volume=str(folder), environment={**environment, **slow})
+        with mounted(folder.parent) as there:
+            yield Served(volume=f"{there}/{folder.name}", environment=environment)
         return
     from tests.checkpoint.servers import running_s3
 
