@@ -44,6 +44,9 @@ class Volume(Protocol):
             Their CRC-32C, where it had all of them in hand.
         """
 
+    def body(self, entry: Entry) -> bytes:
+        """All of its bytes, where they fit into memory. Raises as `copy` does, also where fewer came."""
+
     def read(self, entry: Entry, start: int, stop: int) -> bytes:
         """Some of the file's bytes, `start` to `stop` exclusive. Raises as `copy` does, also where fewer came."""
 

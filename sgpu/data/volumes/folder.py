@@ -135,7 +135,10 @@ class FolderVolume:
 
     def copy(self, entry: Entry, descriptor: int) -> int | None:
         if entry.size_bytes < CHUNK_BYTES:
-            return self._copy_small(entry, descriptor)
+            body = self.body(entry)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            write_all(descriptor, body)
+            return crc32c(body)
         with self._opened(entry) as source:
             for start, stop in stretches(source, entry.size_bytes):
                 os.lseek(source, start, os.SEEK_SET)
@@ -148,8 +151,8 @@ class FolderVolume:
                     start += len(piece)
         return None
 
-    def _copy_small(self, entry: Entry, descriptor: int) -> int:
-        """The same with half of the calls, each of which the other threads that copy wait for."""
+    def body(self, entry: Entry) -> bytes:
+        """With few calls, for each of which other threads may take Python's lock."""
         source = os.open(f"{self.url}/{entry.path}", os.O_RDONLY)
         try:
             body = os.read(source, entry.size_bytes)
@@ -160,9 +163,7 @@ class FolderVolume:
             os.close(source)
         if len(body) != entry.size_bytes:
             raise OSError(f"{entry.path} ended {entry.size_bytes - len(body)} bytes early")
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        write_all(descriptor, body)
-        return crc32c(body)
+        return body
 
     def read(self, entry: Entry, start: int, stop: int) -> bytes:
         with self._opened(entry) as source:

@@ -6,7 +6,7 @@ import hashlib
 import os
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -112,23 +112,30 @@ class UrlVolume:
     # ---- bytes
 
     def copy(self, entry: Entry, descriptor: int) -> int | None:
-        crc: int | None = None
         if entry.size_bytes <= RANGE_BYTES:
-            body, told = self._piece(entry, None, None)
-            if len(body) != entry.size_bytes:
-                self._check(entry)
-                raise OSError(f"{entry.path}: {len(body)} of {entry.size_bytes} bytes came")
+            body = self.body(entry)
             _pwrite_all(descriptor, body, 0)
-            crc = crc32c(body)
-        else:
-            told = self._copy_in_ranges(entry, descriptor)
+            return crc32c(body)
+        told = self._copy_in_ranges(entry, descriptor)
+        self._check_bytes(entry, lambda: _md5_of(descriptor), told)
+        return None
+
+    def body(self, entry: Entry) -> bytes:
+        body, told = self._piece(entry, None, None)
+        if len(body) != entry.size_bytes:
+            self._check(entry)
+            raise OSError(f"{entry.path}: {len(body)} of {entry.size_bytes} bytes came")
+        self._check_bytes(entry, lambda: hashlib.md5(body, usedforsecurity=False).digest(), told)
+        return body
+
+    def _check_bytes(self, entry: Entry, md5: Callable[[], bytes], told: bool) -> None:
+        """Whether what came is what was listed. `told`: the store said so with each part."""
         if entry.digest:
-            if _md5_of(descriptor) != entry.digest:
+            if md5() != entry.digest:
                 self._check(entry)
                 raise OSError(f"{entry.path}: the bytes that came have another checksum than the store tells")
         elif not told:
             self._check(entry)
-        return crc
 
     def _copy_in_ranges(self, entry: Entry, descriptor: int) -> bool:
         """A large file by several requests at a time, each of which can fail or stall by itself."""
