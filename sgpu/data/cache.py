@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import os
 import pathlib
-import random
 import shutil
 import stat
 import time
@@ -20,16 +19,13 @@ from sgpu.contract.failpoint import failpoint
 from sgpu.data.counters import Counters
 from sgpu.data.listing import Listing
 from sgpu.data.private import PrivateCopies
+from sgpu.data.reading import TRIES, Reading
 from sgpu.data.room import Part, Room, is_disk_full
-from sgpu.data.sums import Sum, Sums, crc_of, crc_of_path, key_of, suspect_before_ns
+from sgpu.data.sums import Sum, Sums, crc_of_path, key_of, suspect_before_ns
 from sgpu.data.volumes.entry import Entry, Volume, changed
 
 _STRIPES = 1024
-_TRIES = 5
-_BACKOFF_SECONDS = 0.1
-_LONGEST_BACKOFF_SECONDS = 5.0
 _WAIT_SECONDS = 60.0
-_HARD_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 
 
 class Cache:
@@ -42,11 +38,11 @@ class Cache:
 
     def __init__(self, volume: Volume, listing: Listing, folder: pathlib.Path, room: Room, counters: Counters) -> None:
         self.volume, self.listing, self.folder = volume, listing, folder
-        self.room, self.counters = room, counters
+        self.room, self.counters, self.reading = room, counters, Reading(volume, counters)
         self.private = PrivateCopies(folder.name, volume.url)
         self._locks = f"{room.state}/locks"
         self._made: set[str] = set()
-        self._sums, self._suspect_before_ns = Sums(room.state / "sums"), suspect_before_ns(room.state)
+        self.sums, self._suspect_before_ns = Sums(room.state / "sums"), suspect_before_ns(room.state)
         self._known: dict[int, Sum] | None = None
         self._warned = False
 
@@ -56,9 +52,10 @@ class Cache:
 
     def has(self, number: int) -> bool:
         """Whether the file is here in the listed version."""
-        return self._is_here(self.local(number), number)
+        return self.is_here(self.local(number), number)
 
-    def _is_here(self, path: str, number: int) -> bool:
+    def is_here(self, path: str, number: int) -> bool:
+        """The same where `path` is what `local` gives."""
         try:
             status = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -71,9 +68,9 @@ class Cache:
         """Whether a file of an earlier boot of the machine still has the bytes that came; if not it goes."""
         entry = self.listing.entry(number)
         if self._known is None:
-            self._known = self._sums.load()
+            self._known = self.sums.load()
         try:
-            if self._known.get(self._key(entry)) == Sum(entry.size_bytes, entry.stamp, crc_of_path(path)):
+            if self._known.get(self.key(entry)) == Sum(entry.size_bytes, entry.stamp, crc_of_path(path)):
                 os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # its ctime is of this boot now
                 return True
             os.unlink(path)
@@ -82,13 +79,14 @@ class Cache:
         self.room.removed(status.st_size)
         return False
 
-    def _key(self, entry: Entry) -> int:
+    def key(self, entry: Entry) -> int:
+        """Of its checksum."""
         return key_of(self.folder.name, entry.path)
 
     def at_hand(self, number: int) -> str | None:
         """What `obtain` gives, where the file is here."""
         path = self.local(number)
-        if not self._is_here(path, number):
+        if not self.is_here(path, number):
             return None
         self.counters.add(requests=1)
         return path
@@ -104,8 +102,8 @@ class Cache:
             return path
         self.counters.add(requests=1)
         path = self.local(number)
-        with self._only_one(path):
-            if self._is_here(path, number):
+        with self.only_one(path):
+            if self.is_here(path, number):
                 self.counters.add(waits=1)
                 return path
             entry = self.listing.entry(number)
@@ -117,18 +115,18 @@ class Cache:
                         raise
         return self._around(entry)
 
-    def prefetch(self, number: int, keep_free_bytes: int = 0, tries: int = _TRIES) -> bool:
+    def prefetch(self, number: int) -> bool:
         """Brings the file here ahead of its use; False where the cache has no room. Errors are left to `obtain`."""
-        return self.has(number) or self.bring(number, keep_free_bytes, tries) is not None
+        return self.has(number) or self.bring(number) is not None
 
-    def bring(self, number: int, keep_free_bytes: int = 0, tries: int = _TRIES) -> int | None:
+    def bring(self, number: int, tries: int = TRIES) -> int | None:
         """The same for a file that was looked for already. Returns the bytes that came; None: there is no room."""
         path = self.local(number)
-        with self._only_one(path):
-            if self._is_here(path, number):
+        with self.only_one(path):
+            if self.is_here(path, number):
                 return 0
             entry = self.listing.entry(number)
-            part = self.room.reserve(entry.size_bytes, keep_free_bytes)
+            part = self.room.reserve(entry.size_bytes)
             if part is None:
                 return None
             try:
@@ -140,7 +138,7 @@ class Cache:
             return entry.size_bytes
 
     @contextlib.contextmanager
-    def _only_one(self, path: str) -> Iterator[None]:
+    def only_one(self, path: str) -> Iterator[None]:
         """One process at a time for a file; after a deadline this one goes ahead alone (a mount may hang in open)."""
         stripe = zlib.crc32(os.fsencode(path)) % _STRIPES
         descriptor = os.open(f"{self._locks}/{stripe}", os.O_RDWR | os.O_CREAT, 0o600)
@@ -157,69 +155,37 @@ class Cache:
         finally:
             os.close(descriptor)
 
-    def _bring(self, entry: Entry, path: str, part: Part, tries: int = _TRIES) -> str:
+    def _bring(self, entry: Entry, path: str, part: Part, tries: int = TRIES) -> str:
         """Fetches into the room that was reserved."""
         try:
             try:
-                crc = self._download(entry, part.descriptor, tries)
+                crc = self.reading.copy(entry, part.descriptor, tries)
             finally:
                 os.close(part.descriptor)
-            self._sums.add(self._key(entry), Sum(entry.size_bytes, entry.stamp, crc))
-            self._publish(part.path, path, entry.size_bytes)
+            self.sums.add_all([(self.key(entry), Sum(entry.size_bytes, entry.stamp, crc))])
+            self.publish(part, path, entry.size_bytes)
         except BaseException:
             self.room.release(part.path, entry.size_bytes)
             raise
         return path
 
-    def _publish(self, part: str, path: str, size: int) -> None:
-        """Puts a whole file into its place."""
+    def publish(self, part: Part, path: str, size: int, *, is_new: bool = False) -> None:
+        """Puts a whole file into its place, in which there is nothing if it `is_new`."""
         folder = os.path.dirname(path)
         replaced = 0
         if folder not in self._made:
             replaced = _make_folder(folder, self.folder)
             self._made.add(folder)
-        with contextlib.suppress(FileNotFoundError):
-            status = os.lstat(path)
-            replaced += _remove_tree(path) if stat.S_ISDIR(status.st_mode) else status.st_size
+        if not is_new:
+            with contextlib.suppress(FileNotFoundError):
+                status = os.lstat(path)
+                replaced += _remove_tree(path) if stat.S_ISDIR(status.st_mode) else status.st_size
         failpoint("data.publish")
         try:
-            self.room.arrive(part, path, size, replaced)
+            self.room.arrive(part.path, path, size, replaced)
         except FileNotFoundError:  # somebody removed the folder
             _make_folder(folder, self.folder)
-            self.room.arrive(part, path, size, replaced)
-
-    def _download(self, entry: Entry, descriptor: int, most: int = _TRIES) -> int:
-        """Retries with full jitter; what cannot get better by waiting is not retried. Returns the checksum."""
-        tries = 0
-        while True:
-            tries += 1
-            try:
-                crc = self._copy(entry, descriptor)
-            except OSError as problem:
-                if is_disk_full(problem):
-                    raise
-                if tries == most or isinstance(problem, _HARD_ERRORS):
-                    raise self._failed(entry, problem, tries) from problem
-                self.counters.add(retries=1)
-                time.sleep(random.uniform(0, min(_LONGEST_BACKOFF_SECONDS, _BACKOFF_SECONDS * 4 ** (tries - 1))))
-            else:
-                self.counters.add(downloads=1, downloaded_bytes=entry.size_bytes)
-                return crc
-
-    def _copy(self, entry: Entry, descriptor: int) -> int:
-        failpoint("data.copy")
-        crc = self.volume.copy(entry, descriptor)
-        os.utime(descriptor, ns=(time.time_ns(), entry.stamp * 1000))
-        return crc_of(descriptor) if crc is None else crc
-
-    def _failed(self, entry: Entry, problem: OSError, tries: int) -> FetchError:
-        rank = runtime.rank()
-        return FetchError(
-            f"rank {rank} could not read {entry.path} of volume {self.volume.url} after {tries} "
-            f"{'try' if tries == 1 else 'tries'}: {type(problem).__name__}: {problem}. Check that the file can be read "
-            "and that the volume is reachable; leave a broken file out by pattern.",
-            url=self.volume.url, path=entry.path, rank=rank,
-        )  # fmt: skip
+            self.room.arrive(part.path, path, size, replaced)
 
     # ---- around the cache
 
@@ -247,7 +213,7 @@ class Cache:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             os.ftruncate(descriptor, entry.size_bytes)
-            self._download(entry, descriptor)
+            self.reading.copy(entry, descriptor)
         finally:
             os.close(descriptor)
 
@@ -256,7 +222,7 @@ class Cache:
             with open(direct, "rb") as file:
                 status = os.fstat(file.fileno())
         except OSError as problem:
-            raise self._failed(entry, problem, 1) from problem
+            raise self.reading.failed(entry, problem, 1) from problem
         if (status.st_size, status.st_mtime_ns // 1000) != (entry.size_bytes, entry.stamp):
             raise changed(self.volume.url, entry, f"{status.st_size} bytes")
         return direct

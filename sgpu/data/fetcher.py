@@ -7,7 +7,6 @@ torch.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import struct
 import sys
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from sgpu.contract.errors import DataError
 from sgpu.data import child
+from sgpu.data.arrivals import Arrivals, Outcome
 from sgpu.data.flight import Flight
 from sgpu.data.lanes import Lanes
 from sgpu.data.source import Source
@@ -68,6 +67,7 @@ class Fetcher:
         self.lanes = Lanes(limits.flight, idle_seconds=_IDLE_SECONDS)
         self._here, self._wanting = bytearray(len(source)), len(source)  # what is here stays while this process lives
         self._came = deque[int]()
+        self._arrivals = Arrivals(source.cache, self._told)
         self._jump(version, epoch, cursor)
 
     def _jump(self, version: int, epoch: int, cursor: int) -> None:
@@ -123,12 +123,12 @@ class Fetcher:
 
     def _bring(self, number: int, version: int) -> int:
         """Returns the bytes that came."""
-        size = None
-        # a worker that needs the file meets the same error, and tells the loop
-        with contextlib.suppress(DataError, OSError):
-            if version == self.version and (size := self.source.cache.bring(number)) is not None:
-                self._came.append(number)
-        return size or 0
+        return self._arrivals.bring(number, looked=True) if version == self.version else 0
+
+    def _told(self, number: int, outcome: Outcome) -> None:
+        """Of a file that could not be read nothing: a worker that needs it meets the same, and tells the loop."""
+        if outcome.here:
+            self._came.append(number)
 
 
 def _serve(source: Source, told: dict[str, Any]) -> None:

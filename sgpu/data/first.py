@@ -6,12 +6,11 @@ file is settled file by file, so that neither needs to know of the other.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing.util
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from sgpu.contract.errors import DataError
+from sgpu.data.arrivals import Arrivals, Outcome
 from sgpu.data.fetcher import bounds
 from sgpu.data.flight import Flight
 from sgpu.data.lanes import Lanes
@@ -33,10 +32,10 @@ class FirstFiles:
     """
 
     def __init__(self, source: Source, numbers: Iterable[int], *, at_least: int, readers: int) -> None:
-        self._source = source
         most = bounds(source, at_least).flight.limit
         at_once = min(most, max(_LEAST_LANES, most // readers))
         self._lanes = Lanes(Flight(limit=at_once, least=at_once, most=at_once))
+        arrivals = Arrivals(source.cache, _told, tries=1)
         tasks, size = list[Callable[[], int]](), 0
         for number in numbers:
             if len(tasks) >= at_least and (len(tasks) >= _FILES // readers or size >= _SIZE_BYTES // readers):
@@ -44,21 +43,19 @@ class FirstFiles:
             if not tasks and not source.waits_first(number):
                 break
             size += int(source.listing.sizes[number])
-            tasks.append(partial(self._bring, number))
+            tasks.append(partial(arrivals.bring, number))
         if tasks:
             # a part file that is left behind keeps its room until somebody sweeps
             multiprocessing.util.Finalize(None, _end, (self._lanes,), exitpriority=0)
             self._lanes.submit(tasks)
 
-    def _bring(self, number: int) -> int:
-        """Returns the bytes that came."""
-        with contextlib.suppress(DataError, OSError):  # who obtains the file meets the same
-            return int(self._source.listing.sizes[number]) if self._source.cache.prefetch(number, tries=1) else 0
-        return 0
-
     def stop(self) -> None:
         """What is on its way still comes."""
         self._lanes.drop()
+
+
+def _told(number: int, outcome: Outcome) -> None:
+    """Who obtains the file meets the same."""
 
 
 def _end(lanes: Lanes) -> None:

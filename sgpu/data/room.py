@@ -15,12 +15,10 @@ import pathlib
 import struct
 import threading
 import time
-import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from sgpu.contract import atomic
-from sgpu.data import living
+from sgpu.data import living, tenants
 from sgpu.data.eviction import CachedFile, choose
 from sgpu.data.listing import Listing
 
@@ -29,6 +27,7 @@ _LEDGER = struct.Struct("<qq")
 _UNKNOWN = _LEDGER.pack(-1, -1)
 _TRUSTED_SECONDS = 0.1  # what the disk has free, while that is far more than what is wanted
 _PLENTY_BYTES = 1 << 30
+_PLENTY_FOR_SMALL_BYTES = 64 << 20
 _FULL_SECONDS = 30.0
 
 
@@ -37,7 +36,7 @@ class _Opened(NamedTuple):
 
     pid: int
     descriptor: int
-    lock: threading.Lock
+    lock: threading.RLock
     numbers: mmap.mmap
 
 
@@ -64,24 +63,33 @@ class Room:
         disk = os.statvfs(root)
         self.min_free_bytes = disk.f_blocks * disk.f_frsize // 10 if min_free_bytes is None else min_free_bytes
         self._opened: _Opened | None = None
+        self._in_turn = False
         self._looked = 0.0, 0  # when the disk was asked last (monotonic), and the bytes that were free
         self._full: tuple[float, int] | None = None
 
     @contextlib.contextmanager
-    def _ledger(self) -> Iterator[mmap.mmap]:
-        """The ledger, locked. All processes of the node take turns here, so that nothing slow belongs into it."""
+    def turn(self) -> Iterator[mmap.mmap]:
+        """The ledger, locked; within it further turns cost nothing.
+
+        All processes of the node wait for each other here, so that nothing slow belongs into it.
+        """
         if self._opened is None or self._opened.pid != os.getpid():  # a fork shares its parent's locks: take its own
             self._opened = self._open()
         opened = self._opened
         with opened.lock:
-            fcntl.flock(opened.descriptor, fcntl.LOCK_EX)
+            is_outer = not self._in_turn
+            if is_outer:
+                fcntl.flock(opened.descriptor, fcntl.LOCK_EX)
+                self._in_turn = True
             try:
                 if opened.numbers[:] == _UNKNOWN:
                     used, coming, _ = self._count()
                     self._write(opened.numbers, used, coming)
                 yield opened.numbers
             finally:
-                fcntl.flock(opened.descriptor, fcntl.LOCK_UN)
+                if is_outer:
+                    self._in_turn = False
+                    fcntl.flock(opened.descriptor, fcntl.LOCK_UN)
 
     def _open(self) -> _Opened:
         descriptor = os.open(self.state / "usage", os.O_RDWR | os.O_CREAT, 0o600)
@@ -90,7 +98,7 @@ class Room:
             if os.fstat(descriptor).st_size != _LEDGER.size:
                 os.pwrite(descriptor, _UNKNOWN, 0)
                 os.ftruncate(descriptor, _LEDGER.size)
-            return _Opened(os.getpid(), descriptor, threading.Lock(), mmap.mmap(descriptor, _LEDGER.size))
+            return _Opened(os.getpid(), descriptor, threading.RLock(), mmap.mmap(descriptor, _LEDGER.size))
         finally:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
@@ -102,7 +110,7 @@ class Room:
         _LEDGER.pack_into(ledger, 0, max(0, used), max(0, coming))
 
     def used_bytes(self) -> int:
-        with self._ledger() as ledger:
+        with self.turn() as ledger:
             return self._read(ledger)[0]
 
     def _lack(self, used: int, coming: int, size: int) -> int:
@@ -115,39 +123,51 @@ class Room:
         lack = wanted - self._looked[1]
         return lack if self.limit_bytes is None else max(lack, used + size - self.limit_bytes)
 
-    def reserve(self, size: int, keep_free_bytes: int = 0) -> Part | None:
-        """Takes room for a file that is about to come, if need be by evicting others.
+    def has_plenty(self, size: int) -> bool:
+        """Whether there is far more room than this: a guess that takes no turn."""
+        opened = self._opened
+        if opened is None or opened.pid != os.getpid() or opened.numbers[:] == _UNKNOWN:
+            return False
+        return self._lack(*self._read(opened.numbers), size + _PLENTY_FOR_SMALL_BYTES) <= 0
 
-        Args:
-            keep_free_bytes: refuse if this much would not stay free beside it.
+    def reserve(self, size: int) -> Part | None:
+        """Takes room for a file that is about to come, if need be by evicting others.
 
         Returns:
             The part file, of its full size already: who counts the disk anew must see what was promised. None where
             there is no room and nothing may go.
         """
-        wanted = size + keep_free_bytes
-        if self.limit_bytes is not None and wanted > self.limit_bytes:
-            return None
-        part = f"{self.state}/parts/{living.new_name()}"
+        return self.reserve_all([size])[0]
+
+    def reserve_all(self, sizes: Sequence[int]) -> list[Part | None]:
+        """The same for several files, in one turn."""
+        parts = [self._new_part(size) for size in sizes]
+        admitted = [False] * len(parts)
         try:
-            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+            with self.turn() as ledger:
+                for at, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+                    if part is not None and self._admit(ledger, size):
+                        os.ftruncate(part.descriptor, size)
+                        self._change(size, size)
+                        admitted[at] = True
+        finally:
+            for part, is_admitted in zip(parts, admitted, strict=True):
+                if part is not None and not is_admitted:
+                    os.close(part.descriptor)
+                    os.unlink(part.path)
+        return [part if is_admitted else None for part, is_admitted in zip(parts, admitted, strict=True)]
+
+    def _new_part(self, size: int) -> Part | None:
+        """Made before it is this process' turn. None where it is known that there is no room."""
+        if self.limit_bytes is not None and size > self.limit_bytes:
+            return None
+        path = f"{self.state}/parts/{living.new_name()}"
+        try:
+            return Part(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except OSError as problem:
             if is_disk_full(problem):
                 return None
             raise
-        admitted = False
-        try:
-            with self._ledger() as ledger:
-                admitted = self._admit(ledger, wanted)
-                if admitted:
-                    os.ftruncate(descriptor, size)
-                    used, coming = self._read(ledger)
-                    self._write(ledger, used + size, coming + size)
-        finally:
-            if not admitted:
-                os.close(descriptor)
-                os.unlink(part)
-        return Part(part, descriptor) if admitted else None
 
     def _admit(self, ledger: mmap.mmap, wanted: int) -> bool:
         used, coming = self._read(ledger)
@@ -167,31 +187,29 @@ class Room:
 
     def recount(self) -> int:
         """Makes the ledger what is on the disk; for who removed files otherwise. Returns the bytes in use."""
-        with self._ledger() as ledger:
+        with self.turn() as ledger:
             used, coming, _ = self._count()
             self._write(ledger, used, coming)
         return used
 
     def arrive(self, part: str, path: str, size: int, replaced: int = 0) -> None:
         """Puts a reserved file into its place; `replaced` bytes of an old version go."""
-        with self._ledger() as ledger:
+        with self.turn():
             os.replace(part, path)
-            used, coming = self._read(ledger)
-            self._write(ledger, used - replaced, coming - size)
+            self._change(-replaced, -size)
 
     def release(self, part: str, size: int) -> None:
         """A reserved file did not come."""
-        with self._ledger() as ledger:
-            used, coming = self._read(ledger)
+        with self.turn():
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
-            self._write(ledger, used - size, coming - size)
+            self._change(-size, -size)
 
     def removed(self, size: int) -> None:
         self._change(-size, 0)
 
     def _change(self, used_by: int, coming_by: int) -> None:
-        with self._ledger() as ledger:
+        with self.turn() as ledger:
             used, coming = self._read(ledger)
             self._write(ledger, used + used_by, coming + coming_by)
 
@@ -206,8 +224,10 @@ class Room:
 
     def _count(self) -> tuple[int, int, list[CachedFile]]:
         """Bytes in the cache, bytes of them still to be written, and the files: from the disk, not from memory."""
-        listings = self._live_listings()
-        files = [file for volume in self.volumes() for file in _scan(volume, listings.get(volume.name, []))]
+        listings = tenants.live_listings(self.state / "claims")
+        files = [
+            file for volume in self.volumes() for file in tenants.cached_files(volume, listings.get(volume.name, []))
+        ]
         used = coming = 0
         for part in (self.state / "parts").iterdir():
             with contextlib.suppress(FileNotFoundError):
@@ -228,41 +248,11 @@ class Room:
             self._change(-dead, -dead)
         living.sweep(self.state / "claims")
         living.sweep(self.state / "counters")
-        path = self.state / "claims" / living.new_name()
-        atomic.write_json(path, {"volume": volume, "listing": str(listing.file)}, durable=False)
-        weakref.finalize(owner, living.remove_own, path, os.getpid())
+        tenants.move_in(self.state / "claims", volume, listing, owner)
 
     def claimed(self) -> set[str]:
         """Volumes that a living process uses."""
-        return set(self._live_listings())
-
-    def _live_listings(self) -> dict[str, list[Listing]]:
-        found: dict[str, dict[str, Listing]] = {}
-        for path in (self.state / "claims").iterdir():
-            if path.name.startswith(".") or not living.owner_lives(path):
-                continue
-            told = atomic.read_json(path)
-            if told is not None and os.path.exists(told["listing"]):
-                found.setdefault(told["volume"], {})[told["listing"]] = Listing(pathlib.Path(told["listing"]))
-        return {volume: list(listings.values()) for volume, listings in found.items()}
-
-
-def _scan(volume: pathlib.Path, listings: list[Listing]) -> Iterator[CachedFile]:
-    for folder, _, names in os.walk(volume):
-        for name in names:
-            path = os.path.join(folder, name)
-            try:
-                status = os.stat(path)
-            except FileNotFoundError:
-                continue
-            relative = os.path.relpath(path, volume)
-            version = status.st_size, status.st_mtime_ns // 1000
-            resident = any(
-                (number := listing.find(relative)) is not None
-                and (int(listing.sizes[number]), int(listing.stamps[number])) == version
-                for listing in listings
-            )
-            yield CachedFile(path=path, size_bytes=status.st_size, downloaded_ns=status.st_ctime_ns, resident=resident)
+        return set(tenants.live_listings(self.state / "claims"))
 
 
 def is_disk_full(problem: OSError) -> bool:

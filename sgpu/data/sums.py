@@ -13,6 +13,7 @@ import pathlib
 import struct
 import time
 import weakref
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -49,11 +50,12 @@ class Sums:
         self._opened: list[int] = []  # descriptors, the newest first: another thread may still write to an older one
         weakref.finalize(self, _close, self._opened).atexit = False
 
-    def add(self, key: int, found: Sum) -> None:
-        """One write of 32 bytes to the end: whole or absent, whoever else writes."""
+    def add_all(self, found: Iterable[tuple[int, Sum]]) -> None:
+        """One write of 32 bytes a file to the end: whole or absent, whoever else writes."""
+        lines = b"".join(_LINE.pack(key, *told, 0) for key, told in found)
         if not self._opened or os.fstat(self._opened[0]).st_nlink == 0:  # somebody compacted or removed the file
             self._opened.insert(0, os.open(self.file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
-        os.write(self._opened[0], _LINE.pack(key, *found, 0))
+        os.write(self._opened[0], lines)
 
     def load(self) -> dict[int, Sum]:
         try:

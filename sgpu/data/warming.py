@@ -19,8 +19,9 @@ from typing import IO, Any
 
 import numpy as np
 
-from sgpu.contract.errors import DataError, FetchError
+from sgpu.contract.errors import FetchError
 from sgpu.data import child
+from sgpu.data.arrivals import Arrivals, Outcome
 from sgpu.data.fetcher import bounds
 from sgpu.data.lanes import Lanes
 from sgpu.data.order import Indices
@@ -75,35 +76,27 @@ def bring_all(source: Source, numbers: Indices, tell: Callable[[Progress], None]
     now = Progress(files=len(source), size_bytes=source.listing.total_bytes)
     lock = threading.Lock()
 
-    def bring(number: int) -> int:
+    def told(number: int, outcome: Outcome) -> None:
         nonlocal now, last
-        size, room, problem = _bring(source, number)
         with lock:
             now = Progress(
-                files=now.files, size_bytes=now.size_bytes, done=now.done + 1, done_bytes=now.done_bytes + size,
-                without_room=now.without_room + (not room), failed=now.failed + bool(problem),
-                problem=now.problem or problem, seconds=time.monotonic() - began,
+                files=now.files, size_bytes=now.size_bytes, done=now.done + 1,
+                done_bytes=now.done_bytes + (int(source.listing.sizes[number]) if outcome.here else 0),
+                without_room=now.without_room + (not outcome.here and not outcome.problem),
+                failed=now.failed + bool(outcome.problem), problem=now.problem or outcome.problem,
+                seconds=time.monotonic() - began,
             )  # fmt: skip
             if now.seconds - last >= _TOLD_EVERY_SECONDS:
                 last = now.seconds
                 tell(now)
-        return size
+
+    arrivals = Arrivals(source.cache, told)
 
     lanes = Lanes(bounds(source, 1).flight)
-    lanes.submit(partial(bring, number) for number in numbers.tolist())
+    lanes.submit(partial(arrivals.bring, number) for number in numbers.tolist())
     lanes.drain()
     tell(now)
     return now
-
-
-def _bring(source: Source, number: int) -> tuple[int, bool, str]:
-    """Bytes that are here, whether there was room, and what went wrong."""
-    size = int(source.listing.sizes[number])
-    try:
-        room = source.cache.prefetch(number)
-    except (DataError, OSError) as problem:
-        return 0, True, str(problem)
-    return (size if room else 0), room, ""
 
 
 class Warming:
@@ -117,9 +110,7 @@ class Warming:
         if source.volume.url.startswith("memory://"):  # no other process sees it
             bring_all(source, wanted(source, **plan), self._told)
             return
-        self._process, pipe = child.start(
-            "sgpu.data.warming", {"source": source.description(), "plan": plan}, stdout=subprocess.PIPE
-        )
+        self._process, pipe = child.start("sgpu.data.warming", source, {"plan": plan}, stdout=subprocess.PIPE)
         self._end = weakref.finalize(self, child.end, self._process, pipe, os.getpid())
         reader = weakref.ref(self)
         self._reader = threading.Thread(target=_follow, args=(reader, self._process.stdout), daemon=True)

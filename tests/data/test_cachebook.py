@@ -127,9 +127,9 @@ def test_files_without_a_checksum_come_anew_after_a_boot(make_volume: MakeVolume
 def test_records_that_a_crash_cut_are_left_out(tmp_path: pathlib.Path) -> None:
     sums = Sums(tmp_path / "sums")
     assert sums.load() == {}
-    sums.add(1, Sum(10, 20, 30))
-    sums.add(2, Sum(11, -21, 2**32 - 1))
-    sums.add(1, Sum(12, 22, 32))
+    sums.add_all([(1, Sum(10, 20, 30))])
+    sums.add_all([(2, Sum(11, -21, 2**32 - 1))])
+    sums.add_all([(1, Sum(12, 22, 32))])
     with sums.file.open("ab") as file:
         file.write(b"half a record")
     assert sums.load() == {1: Sum(12, 22, 32), 2: Sum(11, -21, 2**32 - 1)}

@@ -14,7 +14,7 @@ import botocore.auth
 import fsspec
 import pytest
 
-import sgpu.data.cache
+import sgpu.data.reading
 from sgpu.contract.errors import DataError, FetchError, ListingChangedError, VolumeError
 from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
@@ -52,7 +52,7 @@ def test_every_byte_size_and_etag(
 def test_credentials_that_expire_are_renewed_without_a_retry(
     s3: str, s3_server: S3, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(sgpu.data.cache, "_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(sgpu.data.reading, "_BACKOFF_SECONDS", 0.001)
     with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
         monkeypatch.setitem(keys.s3_options, "endpoint_url", f"http://127.0.0.1:{proxy.port}")
         keys.s3_keys[:] = [s3_server.key, "second"]
