@@ -23,8 +23,8 @@ class Ahead:
 
     def __init__(self, source: Source, plan: WalkPlan, version: int, epoch: int, cursor: int) -> None:
         self.source, self.plan = source, plan
-        told = {"source": source.description(), "plan": asdict(plan), "start": [version, epoch, cursor]}
-        self._process, self._pipe = child.start("sgpu.data.fetcher", told, stdout=subprocess.DEVNULL)
+        told = {"plan": asdict(plan), "start": [version, epoch, cursor]}
+        self._process, self._pipe = child.start("sgpu.data.fetcher", source, told, stdout=subprocess.DEVNULL)
         self._closer = weakref.finalize(self, child.end, self._process, self._pipe, os.getpid())
         os.set_blocking(self._pipe, False)
 

@@ -16,7 +16,7 @@ import sgpu
 from sgpu import settings
 from sgpu.data import living
 from sgpu.data.source import Source
-from sgpu.data.volumes.opening import hasten
+from sgpu.data.volumes.opening import access_of, hasten
 
 _PR_SET_PDEATHSIG = 1
 _END_SECONDS = 5.0
@@ -26,11 +26,18 @@ _parents_only: set[int] = set()
 # ---- this side
 
 
-def start(module: str, told: dict[str, Any], *, stdout: int | IO[Any]) -> tuple[subprocess.Popen[bytes], int]:
-    """Runs a module with one line of JSON on its input. Returns the process, and the end of the pipe that it hears."""
+def start(
+    module: str, source: Source, told: dict[str, Any], *, stdout: int | IO[Any]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """Runs a module with one line of JSON on its input: `told`, the source, and access to it (keys: nowhere else).
+
+    Returns the process, and the end of the pipe that it hears.
+    """
     above = str(pathlib.Path(sgpu.__file__).parent.parent)
     environment = settings.inherited()
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (above, environment.get("PYTHONPATH"))))
+    whole = {**told, "parent": os.getpid(), "source": source.description(), "access": access_of(source.volume)}
+    line = json.dumps(whole).encode() + b"\n"
     hears, pipe = os.pipe()  # not Popen's: a fork closes its copy, and nothing may close that number again
     _parents_only.add(pipe)
     try:
@@ -38,7 +45,7 @@ def start(module: str, told: dict[str, Any], *, stdout: int | IO[Any]) -> tuple[
     finally:
         os.close(hears)
     with contextlib.suppress(BrokenPipeError):
-        os.write(pipe, json.dumps({"parent": os.getpid(), **told}).encode() + b"\n")
+        os.write(pipe, line)
     return process, pipe
 
 
@@ -78,7 +85,7 @@ def begin() -> tuple[dict[str, Any], Source]:
     if os.getppid() != told["parent"]:
         os._exit(0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupted cell is the loop's business
-    source = Source.from_description(told["source"])
+    source = Source.from_description(told["source"], told["access"])
     hasten(source.volume)
     signal.signal(signal.SIGTERM, lambda *_: leave(source))
     return told, source

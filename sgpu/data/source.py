@@ -110,12 +110,14 @@ class Source:
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self._open(expected=None, counted_in=None)
+        self._open(expected=None, counted_in=None, access=None)
 
-    def _open(self, expected: tuple[str, str] | None, counted_in: pathlib.Path | None) -> None:
+    def _open(
+        self, expected: tuple[str, str] | None, counted_in: pathlib.Path | None, access: dict[str, Any] | None
+    ) -> None:
         options = self.options
         self._cold = True
-        self.volume = open_volume(options.url, options.credentials)
+        self.volume = open_volume(options.url, options.credentials, access)
         self.root = cache_root(options.root, self.volume.url)
         least = options.min_free_disk_bytes
         room = Room(
@@ -252,15 +254,20 @@ class Source:
     def __getstate__(self) -> dict[str, Any]:
         return self.description()
 
-    def __setstate__(self, told: dict[str, Any]) -> None:
+    def __setstate__(self, told: dict[str, Any], access: dict[str, Any] | None = None) -> None:
         self.options = SourceOptions(**told["options"])
         same_node = os.path.exists(told["counters"]) or os.path.exists(told["listing"][1])
-        self._open((told["listing"][0], told["listing"][1]), pathlib.Path(told["counters"]) if same_node else None)
+        counted_in = pathlib.Path(told["counters"]) if same_node else None
+        self._open((told["listing"][0], told["listing"][1]), counted_in, access)
 
     @classmethod
-    def from_description(cls, told: dict[str, Any]) -> Source:
+    def from_description(cls, told: dict[str, Any], access: dict[str, Any] | None) -> Source:
+        """
+        Args:
+            access: what `access_of` gave for its volume, on this node; None: to be found here.
+        """
         source = cls.__new__(cls)
-        source.__setstate__(told)
+        source.__setstate__(told, access)
         return source
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import pathlib
 import subprocess
@@ -16,7 +17,7 @@ import pytest
 
 import sgpu.data.reading
 from sgpu.contract.errors import DataError, FetchError, ListingChangedError, VolumeError
-from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
+from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles, child
 from sgpu.data.volumes import url as url_volumes
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.url import UrlVolume
@@ -155,8 +156,8 @@ def test_obstore_brings_the_same_bytes_and_notices_another_version(
     assert {path: body_of(volume, entry) for path, entry in entries.items()} == files
     large = next(entry for entry in entries.values() if entry.size_bytes == 300_000)
     assert volume.read(large, 100, 2_000) == files[large.path][100:2_000]
-    assert volume._quick is not None
-    assert volume._quick.answers >= len(files)
+    assert volume.quick is not None
+    assert volume.quick.answers >= len(files)
     monkeypatch.setattr(url_volumes, "RANGE_BYTES", 100_000)
     assert body_of(volume, large) == files[large.path]
     fsspec.filesystem("s3").pipe_file(f"{s3.removeprefix('s3://')}/{large.path}", bytes(300_000))
@@ -175,7 +176,7 @@ class Bodies(IterableDataset):
         self.volume = VolumeDataset(sys.argv[1], cache_dir=sys.argv[2])
     def __iter__(self):
         for path in self.volume:
-            quick = self.volume.source.volume._quick
+            quick = self.volume.source.volume.quick
             yield os.path.getsize(path), quick.answers if quick else 0
 
 def read():
@@ -213,17 +214,70 @@ def test_what_obstore_fails_at_is_asked_of_s3fs(
         volume, entries = hastened(s3, "tests.data.keys:for_s3")
         some, others = list(entries.values())[:5], list(entries.values())[5:]
         assert [body_of(volume, entry) for entry in some] == [files[entry.path] for entry in some]
-        first = volume._quick
+        first = volume.quick
         proxy.expire(s3_server.key)
         assert [body_of(volume, entry) for entry in others] == [files[entry.path] for entry in others]
         # Obstore failed, where its open connection was cut without an answer; s3fs was refused, and looked for others.
         assert proxy.fired >= 1
-        assert volume._quick is not first
-        assert volume._quick is not None
-        assert volume._quick.answers >= 1
+        assert volume.quick is not first
+        assert volume.quick is not None
+        assert volume.quick.answers >= 1
         whole = next(entry for entry in entries.values() if entry.size_bytes == 300_000)
         proxy.fail("cut_reply", after_bytes=1_000)
         assert body_of(volume, whole) == files[whole.path]
+
+
+READS_ALL = """
+import json, sys
+from sgpu.data import child
+
+told, source = child.begin()
+bodies = [source.volume.body(entry) for entry in source.listing.entries()]
+clients = [name for name in ("fsspec", "s3fs", "aiobotocore", "botocore") if name in sys.modules]
+print(json.dumps([sum(map(len, bodies)), source.volume.quick.answers, clients]))
+child.leave(source)
+"""
+
+
+def test_a_process_beside_the_loop_reads_with_the_access_of_the_loop_and_loads_no_client_of_s3(
+    s3: str, s3_server: S3, files: dict[str, bytes], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    (tmp_path / "reads_all.py").write_text(READS_ALL)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    source = VolumeFiles(s3).source
+    for name in s3_server.variables():
+        monkeypatch.delenv(name)
+    process, pipe = child.start("reads_all", source, {}, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None
+        with process.stdout as told:
+            assert json.loads(told.read()) == [sum(map(len, files.values())), len(files), []]
+    finally:
+        child.end(process, pipe, os.getpid())
+    assert process.wait() == 0
+    assert s3_server.secret not in repr(source.volume.access())
+
+
+def test_access_that_runs_out_is_renewed_by_s3fs_and_obstore_reads_on(
+    s3: str, s3_server: S3, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+) -> None:  # fmt: skip
+    with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
+        monkeypatch.setitem(keys.s3_options, "endpoint_url", f"http://127.0.0.1:{proxy.port}")
+        keys.s3_keys[:] = [s3_server.key, "second"]
+        loops = UrlVolume(s3, "tests.data.keys:for_s3")
+        entries = list(loops.entries())
+        volume = UrlVolume(s3, "tests.data.keys:for_s3", access=loops.access())
+        volume.hasten()
+        assert [body_of(volume, entry) for entry in entries[:5]] == [files[entry.path] for entry in entries[:5]]
+        first = volume.quick
+        assert volume._opened is None, "no file system was wanted"
+        proxy.expire(s3_server.key)
+        assert [body_of(volume, entry) for entry in entries] == [files[entry.path] for entry in entries]
+        assert proxy.fired >= 1
+        assert volume._opened is not None
+        assert volume.quick is not None
+        assert volume.quick is not first
+        assert volume.quick.answers >= 1
 
 
 def test_without_obstore_s3fs_reads(
@@ -232,4 +286,4 @@ def test_without_obstore_s3fs_reads(
     monkeypatch.setitem(sys.modules, "obstore", None)
     volume, entries = hastened(s3)
     assert {path: body_of(volume, entry) for path, entry in entries.items()} == files
-    assert volume._quick is None
+    assert volume.quick is None

@@ -5,25 +5,33 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 
 from sgpu.contract.errors import VolumeError
+from sgpu.data.volumes.access import access_now, access_of, is_plain
 from sgpu.data.volumes.credentials import is_refused, provider_of
+from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of
+from sgpu.data.volumes.versions import Answer, answer_of
 
 T = TypeVar("T")
 _EXTRAS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs"), "azure": ("abfs", "abfss", "az", "adl")}
 
 
-class _Opened(NamedTuple):
-    """A file system of one process. `renewed`: how often the store has refused before."""
+_all: weakref.WeakSet[Connection] = weakref.WeakSet()
 
-    pid: int
+
+class _Opened(NamedTuple):
+    """Attributes: `renewed`: how often the store has refused before; `quick`: asked first for bytes."""
+
     filesystem: Any
     root: str
     renewed: int
+    quick: QuickS3 | None
 
 
 class Connection:
@@ -36,14 +44,51 @@ class Connection:
 
     def __init__(self, url: str, credentials: str | None) -> None:
         self.url, self.credentials = url, credentials
+        self._stall_seconds: float | None = None  # once it hastens
+        self.begin_anew()
+        _all.add(self)
+
+    def begin_anew(self) -> None:
+        """After a fork: fsspec's file systems are not to be shared over it, and a lock may have been held."""
         self._opened: _Opened | None = None
         self._lock = threading.Lock()
 
-    def __getstate__(self) -> tuple[str, str | None]:
-        return self.url, self.credentials
+    def hasten(self, stall_seconds: float) -> None:
+        """See `UrlVolume.hasten`."""
+        self._stall_seconds = stall_seconds
+        if self._opened is not None:
+            self._opened = self._opened._replace(quick=self._quick_of(self._opened.filesystem, self._opened.root))
 
-    def __setstate__(self, told: tuple[str, str | None]) -> None:
-        self.__init__(*told)  # type: ignore[misc]
+    @property
+    def quick(self) -> QuickS3 | None:
+        return None if self._opened is None else self._opened.quick
+
+    def access(self) -> Access | None:
+        """See `access_of`."""
+        return self.asked(access_of)
+
+    def answer(self, path: str, start: int | None, stop: int | None, stall_seconds: float) -> Answer:
+        """A file of the volume, or `start` to `stop` of it. Raises as `asked` does."""
+
+        def bring(opened: _Opened) -> Answer:
+            quickly = None if opened.quick is None else opened.quick.ask(path, start, stop)
+            filesystem, name = opened.filesystem, f"{opened.root}/{path}"
+            if quickly is not None:
+                return quickly
+            if not filesystem.async_impl:
+                with filesystem.open(name, "rb", cache_type="none") as file:
+                    file.seek(start or 0)
+                    return Answer(file.read(-1 if start is None or stop is None else stop - start), None)
+            answer: Answer = fsspec.asyn.sync(
+                filesystem.loop, answer_of, filesystem, name, start, stop, timeout=stall_seconds
+            )
+            return answer
+
+        return self._asked(bring)
+
+    def open(self) -> None:
+        """Raises VolumeError or InputError where nothing opens such URLs. Asks the store nothing."""
+        self._open()
 
     def asked(self, call: Callable[[Any, str], T]) -> T:
         """What the store answers to `call(file system, root)`; where it refuses the credentials, again with new ones.
@@ -54,10 +99,13 @@ class Connection:
         Raises:
             PermissionError: the store refuses also those.
         """
+        return self._asked(lambda opened: call(opened.filesystem, opened.root))
+
+    def _asked(self, call: Callable[[_Opened], T]) -> T:
         opened, own = self._open(), False
         while True:
             try:
-                return call(opened.filesystem, opened.root)
+                return call(opened)
             except Exception as problem:
                 if not is_refused(problem):
                     raise
@@ -70,11 +118,10 @@ class Connection:
             opened, own = self._renew(opened)
 
     def _open(self) -> _Opened:
-        """The file system of this process; fsspec's are not to be shared over a fork."""
-        if self._opened is None or self._opened.pid != os.getpid():
-            self._lock = threading.Lock()  # a fork may have copied one that is held
-            self._opened = self._connect(0)
-        return self._opened
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._connect(0)
+            return self._opened
 
     def _renew(self, refused: _Opened) -> tuple[_Opened, bool]:
         """The newest connection, and whether it was made here."""
@@ -99,4 +146,18 @@ class Connection:
                 f"that serves it, as with pip install {extra}.",
                 url=self.url,
             ) from problem
-        return _Opened(os.getpid(), filesystem, root.rstrip("/"), renewed)
+        root = root.rstrip("/")
+        return _Opened(filesystem, root, renewed, self._quick_of(filesystem, root))
+
+    def _quick_of(self, filesystem: Any, root: str) -> QuickS3 | None:
+        if self._stall_seconds is None or not is_plain(filesystem):
+            return None
+        return reader_of(None, partial(access_now, filesystem, root), self._stall_seconds)
+
+
+def _forked() -> None:
+    for connection in list(_all):
+        connection.begin_anew()
+
+
+os.register_at_fork(after_in_child=_forked)

@@ -13,14 +13,18 @@ from sgpu.data.volumes.entry import Volume
 from sgpu.data.volumes.folder import FolderVolume
 
 
-def open_volume(url: str | os.PathLike[str], credentials: str | None = None) -> Volume:
+def open_volume(
+    url: str | os.PathLike[str], credentials: str | None = None, access: dict[str, Any] | None = None
+) -> Volume:
     """The volume at a path or URL.
 
     Args:
         credentials: for a URL: see `UrlVolume`.
+        access: what `access_of` gave in another process.
 
     Raises:
-        VolumeError: it does not exist, is no folder, or its scheme is unknown.
+        VolumeError: it does not exist, is no folder, or its scheme is unknown. (Whether there is anything behind a URL
+            is found when it is listed.)
         InputError: it looks like a URL, and is none that can be opened.
     """
     if not isinstance(url, str | os.PathLike) or not os.fspath(url):
@@ -36,8 +40,17 @@ def open_volume(url: str | os.PathLike[str], credentials: str | None = None) -> 
         return FolderVolume(rest)
     # half of what a fetcher for a local folder would load
     remote: Any = importlib.import_module("sgpu.data.volumes.url")
-    opened: Volume = remote.UrlVolume(text, credentials)
+    opened: Volume = remote.UrlVolume(text, credentials, None if access is None else remote.Access(**access))
     return opened
+
+
+def access_of(volume: Volume) -> dict[str, Any] | None:
+    """With which another process of this node can read at once, as plain JSON. Secret: for a pipe to it alone."""
+    if isinstance(volume, FolderVolume):
+        return None
+    opened: Any = volume
+    access: Any = opened.access()
+    return None if access is None else dict(access._asdict())
 
 
 def hasten(volume: Volume) -> None:

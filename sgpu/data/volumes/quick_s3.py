@@ -1,25 +1,23 @@
 """Reads of S3 objects by obstore, where it is installed: a third of the time and a fifth of the CPU of s3fs.
 
 Its runtime does not live through a fork, so that a process that forks must not read by it; one that was forked may,
-where it was not loaded before. It asks with the credentials that s3fs has at the time. Whatever it fails at, s3fs is
-asked for, whose errors are the ones that are told.
+where it was not loaded before. It asks with the credentials that s3fs has, in this process or, to begin with, in the
+one that started it: then s3fs, whose client takes half a second of CPU, is not even loaded here. Whatever it fails at,
+s3fs is asked for, whose errors are the ones that are told.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
-import importlib.util
 import os
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, NamedTuple
-
-import fsspec
 
 from sgpu.data.volumes.versions import Answer
 
-_FAILURES = 3  # one after the other, from which on it is not tried again
+_FAILURES = 3  # one store after the other, from which on it is not tried again
 _inherited = False  # whether a fork has copied its runtime, perhaps, and none of its threads
 
 
@@ -32,39 +30,38 @@ os.register_at_fork(after_in_child=_forked)
 
 
 class Access(NamedTuple):
-    """What s3fs signs with, as obstore names it, where it asks, and the region."""
+    """How s3fs reaches a volume.
+
+    Attributes:
+        keys: what it signs with, as obstore names it.
+        prefix: of the volume in its bucket, without slashes around it.
+    """
 
     keys: dict[str, Any]
     endpoint: str
     region: str
+    bucket: str
+    prefix: str
+
+    def __repr__(self) -> str:
+        return f"<access to {self.bucket}/{self.prefix} at {self.endpoint}>"  # no secrets
 
 
-def access_of(filesystem: Any) -> Access | None:
-    """For processes that are about to be forked, each of which would take a tenth of a second of CPU to find it out."""
-    if not _is_plain(filesystem) or importlib.util.find_spec("obstore") is None:
-        return None
-    found: Access | None = fsspec.asyn.sync(filesystem.loop, _access_if_any, filesystem)
-    return found
-
-
-def _is_plain(filesystem: Any) -> bool:
-    return hasattr(filesystem, "_call_s3") and not filesystem.req_kw and not filesystem.version_aware
-
-
-def reader_of(filesystem: Any, stall_seconds: float, access: Access | None = None) -> QuickS3 | None:
-    """For an s3fs file system that asks for nothing special; None where obstore is not installed, or would not work.
+def reader_of(access: Access | None, renewed: Callable[[], Access] | None, stall_seconds: float) -> QuickS3 | None:
+    """None where obstore is not installed, or would not work.
 
     Args:
-        access: to begin with; None: what s3fs has.
+        access: to begin with; None: what `renewed` gives.
+        renewed: access after a failure; None: there is none, and the first failure is the last.
     """
-    if _inherited or not _is_plain(filesystem):
+    if _inherited:
         return None
     try:
         obstore = importlib.import_module("obstore")
         stores = importlib.import_module("obstore.store")
     except ImportError:
         return None
-    return QuickS3(filesystem, obstore, stores, stall_seconds, access)
+    return QuickS3(obstore, stores, access, renewed, stall_seconds)
 
 
 class QuickS3:
@@ -72,69 +69,64 @@ class QuickS3:
 
     Attributes:
         answers: objects, or parts of them, that it brought.
+        gave_up: it will bring no more.
     """
 
-    def __init__(self, filesystem: Any, obstore: Any, stores: Any, stall_seconds: float, access: Access | None) -> None:
-        self.filesystem, self.answers, self._access = filesystem, 0, access
+    def __init__(
+        self, obstore: Any, stores: Any, access: Access | None, renewed: Callable[[], Access] | None,
+        stall_seconds: float,
+    ) -> None:  # fmt: skip
         self._obstore, self._stores, self._stall_seconds = obstore, stores, stall_seconds
-        self._opened: dict[str, Any] = {}  # by bucket
-        self._failures = 0
+        self._access, self._renewed = access, renewed
+        self._opened: tuple[Any, str] | None = None
+        self.answers = self._failures = 0
         self._lock = threading.Lock()
 
-    def ask(self, name: str, start: int | None, stop: int | None) -> Answer | None:
-        """An object, or `start` to `stop` of it; None: ask s3fs."""
-        if self._failures >= _FAILURES or _inherited:
+    @property
+    def gave_up(self) -> bool:
+        return self._failures >= (_FAILURES if self._renewed else 1)
+
+    def ask(self, path: str, start: int | None, stop: int | None) -> Answer | None:
+        """A file of the volume, or `start` to `stop` of it; None: ask s3fs."""
+        if self.gave_up or _inherited:
             return None
-        bucket, key, _ = self.filesystem.split_path(name)
+        opened = None
         try:
-            store = self._store(bucket)
+            opened = self._open()
+            store, above = opened
             options = None if start is None or stop is None else {"range": (start, stop)}
-            reply = self._obstore.get(store, key, options=options)
+            reply = self._obstore.get(store, above + path, options=options)
             answer = Answer(bytes(reply.bytes()), {"ETag": reply.meta["e_tag"]} if reply.meta["e_tag"] else {})
         except (OSError, ValueError, self._obstore.exceptions.BaseError):
-            with self._lock:
-                self._failures += 1
-                self._opened.pop(bucket, None)  # its credentials may have run out
-                self._access = None
+            self._failed(opened)
             return None
         self._failures = 0
         self.answers += 1
         return answer
 
-    def _store(self, bucket: str) -> Any:
+    def _failed(self, opened: tuple[Any, str] | None) -> None:
+        """Its credentials may have run out, for all requests that were under way with them: one failure."""
         with self._lock:
-            if bucket not in self._opened:
-                self._opened[bucket] = self._open(bucket)
-            return self._opened[bucket]
+            if self._opened is opened:
+                self._failures += 1
+                self._opened = self._access = None
 
-    def _open(self, bucket: str) -> Any:
-        keys, endpoint, region = self._access or _access(self.filesystem)
+    def _open(self) -> tuple[Any, str]:
+        with self._lock:
+            if self._opened is None:
+                access = self._access
+                if access is None:
+                    if self._renewed is None:
+                        raise ValueError("the access that was given is spent")
+                    access = self._renewed()
+                self._opened = self._store(access), f"{access.prefix}/" if access.prefix else ""
+            return self._opened
+
+    def _store(self, access: Access) -> Any:
         return self._stores.S3Store(
-            bucket, endpoint=endpoint, region=region, virtual_hosted_style_request=False, **keys,
-            client_options={"timeout": f"{self._stall_seconds:.0f}s", "allow_http": endpoint.startswith("http://")},
-            retry_config={"max_retries": 0},
+            access.bucket, endpoint=access.endpoint, region=access.region, virtual_hosted_style_request=False,
+            **access.keys, retry_config={"max_retries": 0},
+            client_options={
+                "timeout": f"{self._stall_seconds:.0f}s", "allow_http": access.endpoint.startswith("http://"),
+            },
         )  # fmt: skip
-
-
-def _access(filesystem: Any) -> Access:
-    found: Access = fsspec.asyn.sync(filesystem.loop, _asked_for_access, filesystem)
-    return found
-
-
-async def _access_if_any(filesystem: Any) -> Access | None:
-    """None where there is none now, for whatever reason: who reads meets the same, and tells it."""
-    answers = await asyncio.gather(_asked_for_access(filesystem), return_exceptions=True)
-    return answers[0] if isinstance(answers[0], Access) else None
-
-
-async def _asked_for_access(filesystem: Any) -> Access:
-    client = await filesystem.set_session()
-    endpoint, region = client.meta.endpoint_url, client.meta.region_name
-    if filesystem.anon:
-        return Access({"skip_signature": True}, endpoint, region)
-    credentials = client._request_signer._credentials
-    if credentials is None:
-        raise ValueError("s3fs has no credentials")
-    frozen = await credentials.get_frozen_credentials()
-    keys = {"access_key_id": frozen.access_key, "secret_access_key": frozen.secret_key}
-    return Access({**keys, "session_token": frozen.token} if frozen.token else keys, endpoint, region)

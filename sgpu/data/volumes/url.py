@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import fsspec
 from crc32c import crc32c
 
 from sgpu.contract.errors import DataError, VolumeError
-from sgpu.data.volumes.connection import Connection
 from sgpu.data.volumes.entry import CHUNK_BYTES, Entry, changed
-from sgpu.data.volumes.quick_s3 import Access, QuickS3, access_of, reader_of
-from sgpu.data.volumes.versions import Answer, Facts, answer_of, digest_of, etag_of, is_version, stamp_of
+from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of
+from sgpu.data.volumes.versions import Facts, digest_of, etag_of, is_version, stamp_of
+
+if TYPE_CHECKING:
+    from sgpu.data.volumes.connection import Connection
 
 RANGE_BYTES = 8 << 20  # a larger file comes in pieces of this size
 STALL_SECONDS = 60.0  # for one request of at most so many bytes
@@ -32,27 +34,31 @@ class UrlVolume:
 
     Args:
         credentials: see `Connection`.
+        access: with which `hasten` makes it read at once, without a file system, until that fails; None: what the
+            file system of this process has.
     """
 
-    def __init__(self, url: str, credentials: str | None = None) -> None:
+    def __init__(self, url: str, credentials: str | None = None, access: Access | None = None) -> None:
         self.url = url.rstrip("/")
-        self._connection = Connection(self.url, credentials)
-        self._hastens = False
-        self._quick: QuickS3 | None = None
-        self._access: Access | None = None
-        self._lock = threading.Lock()
-        try:
-            there = self._connection.asked(lambda filesystem, root: filesystem.isdir(root))
-        except VolumeError:
-            raise
-        except Exception as problem:  # each store has errors of its own
-            raise VolumeError(f"volume {self.url} cannot be reached: {problem!r}", url=self.url) from problem
-        if not there:
-            raise VolumeError(
-                f"volume {self.url} does not exist or holds nothing. Expected a folder or prefix with files; check its "
-                "name and your credentials.",
-                url=self.url,
-            )
+        self._credentials, self._access = credentials, access
+        self._given: QuickS3 | None = None
+        self._hastens, self._lock = False, threading.Lock()
+        self._opened: Connection | None = None
+        if access is None:
+            self._connection.open()
+
+    @property
+    def _connection(self) -> Connection:
+        """Opened when it is wanted: to load a file system takes longer than to read hundreds of files by obstore."""
+        if self._opened is None:
+            with self._lock:
+                if self._opened is None:
+                    loaded: Any = importlib.import_module("sgpu.data.volumes.connection")
+                    opened: Connection = loaded.Connection(self.url, self._credentials)
+                    if self._hastens:
+                        opened.hasten(STALL_SECONDS)
+                    self._opened = opened
+        return self._opened
 
     # ---- what there is
 
@@ -65,8 +71,12 @@ class UrlVolume:
             root, found = self._connection.asked(find)
         except VolumeError:
             raise
-        except Exception as problem:
+        except FileNotFoundError as problem:
+            raise self._absent() from problem
+        except Exception as problem:  # each store has errors of its own
             raise VolumeError(f"volume {self.url} cannot be listed: {problem!r}", url=self.url) from problem
+        if not found.keys() - {root}:
+            raise self._absent()
         files = {name: facts for name, facts in found.items() if facts.get("type", "file") == "file"}
         unsized = [name for name, facts in files.items() if facts.get("size") is None]
         if unsized:  # an HTTP server's page of links names the files only
@@ -86,6 +96,13 @@ class UrlVolume:
                 "its copy in the cache. Serve them with an ETag or Last-Modified, or see that they never change.",
                 stacklevel=2,
             )
+
+    def _absent(self) -> VolumeError:
+        return VolumeError(
+            f"volume {self.url} does not exist or holds nothing. Expected a folder or prefix with files; check its "
+            "name and your credentials.",
+            url=self.url,
+        )
 
     def _info(self, name: str) -> Facts:
         try:
@@ -165,24 +182,10 @@ class UrlVolume:
 
     def _piece(self, entry: Entry, start: int | None, stop: int | None) -> tuple[bytes, bool]:
         """Bytes, and whether the store told with them that they are of the version that was listed."""
-
-        def bring(filesystem: Any, root: str) -> Answer:
-            name = f"{root}/{entry.path}"
-            if not filesystem.async_impl:
-                with filesystem.open(name, "rb", cache_type="none") as file:
-                    file.seek(start or 0)
-                    return Answer(file.read(-1 if start is None or stop is None else stop - start), None)
-            if self._hastens and (quick := self._quick_for(filesystem)) is not None:
-                quickly = quick.ask(name, start, stop)
-                if quickly is not None:
-                    return quickly
-            answer: Answer = fsspec.asyn.sync(
-                filesystem.loop, answer_of, filesystem, name, start, stop, timeout=STALL_SECONDS
-            )
-            return answer
-
+        answer = None if self._given is None else self._given.ask(entry.path, start, stop)
         try:
-            answer = self._connection.asked(bring)
+            if answer is None:
+                answer = self._connection.answer(entry.path, start, stop, STALL_SECONDS)
         except (OSError, DataError):
             raise
         except Exception as problem:
@@ -194,20 +197,28 @@ class UrlVolume:
 
     def hasten(self) -> None:
         """For a process that does not fork from now on: reads by faster means where there are any."""
-        if not self._hastens:
-            self._hastens, self._lock = True, threading.Lock()  # a fork may have copied one that is held
+        if self._hastens:
+            return
+        self._hastens, self._lock = True, threading.Lock()  # a fork may have copied one that is held
+        if self._access is not None:
+            self._given, self._access = reader_of(self._access, None, STALL_SECONDS), None
+        if self._opened is not None:
+            self._opened.hasten(STALL_SECONDS)
+
+    @property
+    def quick(self) -> QuickS3 | None:
+        """What reads now, before file systems do."""
+        if self._given is not None and not self._given.gave_up:
+            return self._given
+        return None if self._opened is None else self._opened.quick
+
+    def access(self) -> Access | None:
+        """With which another process can read. Secret."""
+        return self._connection.access()
 
     def before_forks(self) -> None:
         """For a process whose children hasten: finds out for them what they need."""
-        self._access = self._connection.asked(lambda filesystem, _: access_of(filesystem))
-
-    def _quick_for(self, filesystem: Any) -> QuickS3 | None:
-        """New credentials come with a new file system."""
-        with self._lock:
-            if self._hastens and (self._quick is None or self._quick.filesystem is not filesystem):
-                self._quick = reader_of(filesystem, STALL_SECONDS, self._access)
-                self._hastens, self._access = self._quick is not None, None
-            return self._quick
+        self._access = self.access()
 
     def _check(self, entry: Entry) -> None:
         """Raises ListingChangedError: the file is another one now."""
