@@ -36,6 +36,7 @@ def start(
     above = str(pathlib.Path(sgpu.__file__).parent.parent)
     environment = settings.inherited()
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (above, environment.get("PYTHONPATH"))))
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would spin, and multiply nothing
     whole = {**told, "parent": os.getpid(), "source": source.description(), "access": access_of(source.volume)}
     line = json.dumps(whole).encode() + b"\n"
     hears, pipe = os.pipe()  # not Popen's: a fork closes its copy, and nothing may close that number again

@@ -148,7 +148,7 @@ class Room:
                 for at, (part, size) in enumerate(zip(parts, sizes, strict=True)):
                     if part is not None and self._admit(ledger, size):
                         os.ftruncate(part.descriptor, size)
-                        self._change(size, size)
+                        self._add(ledger, size, size)
                         admitted[at] = True
         finally:
             for part, is_admitted in zip(parts, admitted, strict=True):
@@ -194,24 +194,24 @@ class Room:
 
     def arrive(self, part: str, path: str, size: int, replaced: int = 0) -> None:
         """Puts a reserved file into its place; `replaced` bytes of an old version go."""
-        with self.turn():
+        with self.turn() as ledger:
             os.replace(part, path)
-            self._change(-replaced, -size)
+            self._add(ledger, -replaced, -size)
 
     def release(self, part: str, size: int) -> None:
         """A reserved file did not come."""
-        with self.turn():
+        with self.turn() as ledger:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
-            self._change(-size, -size)
+            self._add(ledger, -size, -size)
 
     def removed(self, size: int) -> None:
-        self._change(-size, 0)
-
-    def _change(self, used_by: int, coming_by: int) -> None:
         with self.turn() as ledger:
-            used, coming = self._read(ledger)
-            self._write(ledger, used + used_by, coming + coming_by)
+            self._add(ledger, -size, 0)
+
+    def _add(self, ledger: mmap.mmap, used_by: int, coming_by: int) -> None:
+        used, coming = self._read(ledger)
+        self._write(ledger, used + used_by, coming + coming_by)
 
     def _make_room(self, wanted: int) -> tuple[int, int]:
         living.sweep(self.state / "parts")
@@ -245,7 +245,8 @@ class Room:
         """Files of `listing` stay in the cache as long as `owner` and this process live."""
         dead = living.sweep(self.state / "parts")
         if dead:
-            self._change(-dead, -dead)
+            with self.turn() as ledger:
+                self._add(ledger, -dead, -dead)
         living.sweep(self.state / "claims")
         living.sweep(self.state / "counters")
         tenants.move_in(self.state / "claims", volume, listing, owner)
