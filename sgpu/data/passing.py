@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 from sgpu import settings
 from sgpu.contract.errors import DataError
 from sgpu.data.streams import Envelope
+from sgpu.data.transport import Sealing, collate_unshared
 
 _MOST_WORKERS = 4
 
@@ -68,10 +69,12 @@ class Epoch(Iterator[Any]):
 class WorkerInit:
     """The user's `worker_init_fn` finds the user's data set in `get_worker_info()`, not ours around it."""
 
-    def __init__(self, told: Callable[[int], None] | None) -> None:
-        self.told = told
+    def __init__(self, told: Callable[[int], None] | None, sealing: Sealing) -> None:
+        self.told, self.sealing = told, sealing
 
     def __call__(self, worker: int) -> None:
+        if self.sealing.slots is not None:
+            collate_unshared()
         info = get_worker_info()
         if info is not None:
             ours: Any = info.dataset

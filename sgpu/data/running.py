@@ -17,7 +17,9 @@ from sgpu.data.forking import handlers_held_at_forks, objects_frozen
 from sgpu.data.order import mix
 from sgpu.data.passing import Pass, WorkerInit
 from sgpu.data.pipeline import Pipeline
+from sgpu.data.slots import slots_for
 from sgpu.data.streams import Envelope, Kind, first, itself
+from sgpu.data.transport import Sealing
 from sgpu.data.volumes.opening import before_forks
 
 TorchLoader = torch.utils.data.DataLoader
@@ -43,6 +45,7 @@ class Running:
     def __init__(self, pipeline: Pipeline, workers: Workers) -> None:
         self._pipeline, self._workers = pipeline, workers
         self._inner: Iterable[Envelope] | None = None
+        self._sealing = Sealing(itself)
         self._current: Pass | None = None
         self._version = 0
         self._follower = Follower()
@@ -107,32 +110,36 @@ class Running:
         self._inner = None
 
     def _begin(self) -> Pass:
+        told, workers_start = self._workers, self._inner is None or not self._workers.persistent_workers
         if self._inner is None:
             self._inner = self._make()
+        if told.num_workers and workers_start:  # earlier workers may still write to their slots
+            self._sealing.slots = slots_for(told.num_workers, told.prefetch_factor or 1)
         self._pipeline.begin()
         future = self._pipeline.future()
         if future is not None:
             self._follower.begin(*future, self._pipeline.at())
-            if self._workers.num_workers:
+            if told.num_workers:
                 before_forks(future[0].volume)
         with handlers_held_at_forks(), objects_frozen():
             source = iter(self._inner)
-        self._current = Pass(source, self._version, remote=self._workers.num_workers > 0)
+        self._current = Pass(source, self._version, remote=told.num_workers > 0)
         return self._current
 
     def _make(self) -> Iterable[Envelope]:
         inner, told = self._pipeline.inner(), self._workers
         if isinstance(inner.dataset, IterableDataset) and not told.num_workers and not told.pin_memory:
             return inner.dataset  # torch's loader around it would add a fifth of what a small batch costs
+        self._sealing = Sealing(itself if inner.tokens is None else first)
         with warnings.catch_warnings():  # the user's loader told it once
             warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes")
             return TorchLoader(
                 inner.dataset,
                 batch_size=None if inner.tokens is None else 1,
                 batch_sampler=None if inner.tokens is None else inner.tokens,
-                collate_fn=itself if inner.tokens is None else first,
+                collate_fn=self._sealing,
                 num_workers=told.num_workers, pin_memory=told.pin_memory, timeout=told.timeout,
-                worker_init_fn=WorkerInit(told.worker_init_fn) if told.num_workers else None,
+                worker_init_fn=WorkerInit(told.worker_init_fn, self._sealing) if told.num_workers else None,
                 multiprocessing_context=told.multiprocessing_context, prefetch_factor=told.prefetch_factor,
                 persistent_workers=told.persistent_workers, pin_memory_device=told.pin_memory_device,
                 generator=torch.Generator().manual_seed(mix(self._pipeline.epoch, runtime.rank()) >> 1),
