@@ -11,7 +11,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -38,10 +37,11 @@ class Outcome(NamedTuple):
 
 
 class _Came(NamedTuple):
-    """A file's bytes, and what `held` that no other process brings it.
+    """A file's bytes.
 
     Attributes:
         is_new: nothing is in its place.
+        taken: what keeps others from bringing it, too.
     """
 
     number: int
@@ -49,7 +49,7 @@ class _Came(NamedTuple):
     path: str
     body: bytes
     is_new: bool
-    held: ExitStack
+    taken: int
 
 
 class Arrivals:
@@ -98,15 +98,19 @@ class Arrivals:
         """False: it is here."""
         cache = self._cache
         path = cache.local(number)
-        with ExitStack() as held:
-            held.enter_context(cache.only_one(path))
+        taken = cache.flights.take(path)
+        came: _Came | None = None
+        try:
             is_new = not os.path.lexists(path)
-            if not is_new and cache.is_here(path, number):
-                return False
-            entry = cache.listing.entry(number)
-            body = cache.reading.body(entry, self._tries)
-            self._waiting.append(_Came(number, entry, path, body, is_new, held.pop_all()))
-        return True
+            if is_new or not cache.is_here(path, number):
+                entry = cache.listing.entry(number)
+                came = _Came(number, entry, path, cache.reading.body(entry, self._tries), is_new, taken)
+        finally:
+            if came is None:
+                cache.flights.free(taken)
+        if came is not None:
+            self._waiting.append(came)
+        return came is not None
 
     def _store(self) -> None:
         some = [self._waiting.popleft() for _ in range(min(len(self._waiting), _AT_ONCE))]
@@ -119,7 +123,7 @@ class Arrivals:
             }
         finally:
             for came in some:
-                came.held.close()
+                self._cache.flights.free(came.taken)
                 self._tell(came.number, outcomes[came.number])
 
     def _put_into_cache(self, some: Sequence[_Came], outcomes: dict[int, Outcome]) -> None:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import pathlib
 import shutil
 import stat
-import time
 import warnings
-import zlib
-from collections.abc import Iterator
 
 from sgpu import runtime
 from sgpu.contract.errors import FetchError
@@ -21,18 +17,16 @@ from sgpu.data.listing import Listing
 from sgpu.data.private import PrivateCopies
 from sgpu.data.reading import TRIES, Reading
 from sgpu.data.room import Part, Room, is_disk_full
+from sgpu.data.single_flight import SingleFlight
 from sgpu.data.sums import Sum, Sums, crc_of_path, key_of, suspect_before_ns
 from sgpu.data.volumes.entry import Entry, Volume, changed
-
-_STRIPES = 1024
-_WAIT_SECONDS = 60.0
 
 
 class Cache:
     """Files of one volume and listing.
 
     A process that dies at any moment leaves no half file: bytes go into a part file, which is renamed once it is whole.
-    Two processes do not fetch the same file at the same time where `flock` works; where it lies they may, and
+    Two processes do not fetch the same file at the same time where locks work; elsewhere they may, and
     each still publishes a whole file.
     """
 
@@ -40,7 +34,7 @@ class Cache:
         self.volume, self.listing, self.folder = volume, listing, folder
         self.room, self.counters, self.reading = room, counters, Reading(volume, counters)
         self.private = PrivateCopies(folder.name, volume.url)
-        self._locks = f"{room.state}/locks"
+        self.flights = SingleFlight(f"{room.state}/flights")
         self._made: set[str] = set()
         self.sums, self._suspect_before_ns = Sums(room.state / "sums"), suspect_before_ns(room.state)
         self._known: dict[int, Sum] | None = None
@@ -102,7 +96,7 @@ class Cache:
             return path
         self.counters.add(requests=1)
         path = self.local(number)
-        with self.only_one(path):
+        with self.flights.only_one(path):
             if self.is_here(path, number):
                 self.counters.add(waits=1)
                 return path
@@ -122,7 +116,7 @@ class Cache:
     def bring(self, number: int, tries: int = TRIES) -> int | None:
         """The same for a file that was looked for already. Returns the bytes that came; None: there is no room."""
         path = self.local(number)
-        with self.only_one(path):
+        with self.flights.only_one(path):
             if self.is_here(path, number):
                 return 0
             entry = self.listing.entry(number)
@@ -136,24 +130,6 @@ class Cache:
                     raise
                 return None
             return entry.size_bytes
-
-    @contextlib.contextmanager
-    def only_one(self, path: str) -> Iterator[None]:
-        """One process at a time for a file; after a deadline this one goes ahead alone (a mount may hang in open)."""
-        stripe = zlib.crc32(os.fsencode(path)) % _STRIPES
-        descriptor = os.open(f"{self._locks}/{stripe}", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            deadline, pause = time.monotonic() + _WAIT_SECONDS, 0.001
-            while time.monotonic() < deadline:
-                try:
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    time.sleep(pause)  # flock knows no time-out, and a thread blocked in it cannot be freed
-                    pause = min(0.01, pause * 1.5)
-            yield
-        finally:
-            os.close(descriptor)
 
     def _bring(self, entry: Entry, path: str, part: Part, tries: int = TRIES) -> str:
         """Fetches into the room that was reserved."""

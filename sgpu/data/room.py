@@ -58,7 +58,7 @@ class Room:
     def __init__(self, root: pathlib.Path, limit_bytes: int | None, min_free_bytes: int | None) -> None:
         self.root, self.limit_bytes = root, limit_bytes
         self.state = root / STATE
-        for name in ("claims", "parts", "locks", "counters"):
+        for name in ("claims", "parts", "counters"):
             (self.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         disk = os.statvfs(root)
         self.min_free_bytes = disk.f_blocks * disk.f_frsize // 10 if min_free_bytes is None else min_free_bytes
