@@ -1,8 +1,9 @@
 """Reading files of a slow volume: this loader, torch's, other libraries' where they are installed, and the bare files.
 
 Every row is one process that reads all files twice, with batches of 16. The volume has 20 ms an open (a request) and
-100 MB/s that all readers share, so no reader can be faster than `of_limit` 1 while it reads the volume (a FUSE mount, slow/mount.c). "step" adds a
-sleep of 50 ms a batch, as a GPU that computes. `fetch_ms` is what the loop waits for a batch, mean, without the first.
+100 MB/s that all readers share, so no reader can be faster than `of_limit` 1 while it reads the volume (a FUSE mount,
+slow/mount.c). "step" adds a sleep of 50 ms a batch, as a GPU that computes. `fetch_ms` is what the loop waits for a
+batch, mean, without the first.
 Only ratios within one run mean anything. Peers are those of data_peers.py.
 
 `cpu_us` is the CPU time of all processes of a reader, a sample, with what its processes took to begin.
@@ -28,7 +29,7 @@ from typing import Any
 
 from tests.benchmarks import data_peers
 from tests.benchmarks.cpu import CpuClock
-from tests.benchmarks.data_cases import BYTES_PER_SECOND, Case, Reader, body, decoding_alone, make_files, parse, served
+from tests.benchmarks.data_cases import BYTES_PER_SECOND, Case, Reader, body, decoding, make_files, parse, served
 from tests.benchmarks.table import show
 
 BATCH = 16
@@ -45,9 +46,11 @@ def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
         make_files(volume, case)
         limit = BYTES_PER_SECOND / next(volume.iterdir()).stat().st_size
         if case.jpeg:
-            rows.append(decoding_alone(volume))
+            rows.append(decoding(volume))
             limit = min(limit, rows[0]["samples_per_second"])
         with served(volume, case) as there:
+            if case.jpeg and case.store == "folder":
+                rows.append(decoding(volume, there.volume))
             for number, (system, workers, modes) in enumerate(_wanted(case)):
                 shards = volume.with_name(f"shards{number}")
                 data_peers.convert(system, volume, shards)
@@ -59,7 +62,7 @@ def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
                     )  # fmt: skip
                 shutil.rmtree(shards, ignore_errors=True)
         if case.jpeg:  # once more, to see what the machine's other work did to the limit
-            rows.append(decoding_alone(volume))
+            rows.append(decoding(volume))
     return rows
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,15 +201,21 @@ class Reader:
         return cut(store.cat_file(name))
 
 
-def decoding_alone(folder: pathlib.Path) -> dict[str, Any]:
-    """Pictures a second that as many processes as cores decode from the local disk, and do nothing else."""
+def decoding(folder: pathlib.Path, beside: str | None = None) -> dict[str, Any]:
+    """Pictures a second that as many processes as cores decode from the local disk.
+
+    Args:
+        beside: 64 threads read the same files from there meanwhile, each once: what every reader of it has to do, too.
+    """
     paths = sorted(folder.iterdir())
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
+    with ProcessPoolExecutor(os.cpu_count()) as pool, ThreadPoolExecutor(64) as threads:
         sum(pool.map(_decode, paths[:64], chunksize=4))
         began, cpu = time.perf_counter(), CpuClock()
+        reading = threads.map(lambda path: len(pathlib.Path(beside, path.name).read_bytes()), paths) if beside else ()
         sum(pool.map(_decode, paths, chunksize=16))
+        sum(reading)
         return {
-            "reads": f"decoding alone, {os.cpu_count()} processes",
+            "reads": f"decoding by {os.cpu_count()} processes" + (", bare reading beside" if beside else ""),
             "samples_per_second": len(paths) / (time.perf_counter() - began),
             "cpu_us": 1e6 * cpu.seconds() / len(paths),
         }  # fmt: skip
