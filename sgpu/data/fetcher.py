@@ -28,6 +28,7 @@ PROGRESS = struct.Struct("<qqq")  # version, epoch, cursor; shorter than PIPE_BU
 _LEAST, _MOST = 8, 256  # downloads at a time
 _MEMORY_BYTES = 512 << 20
 _PIECE_BYTES = 32 << 20  # of a large file, in memory at a time
+_REFILL = 0.75  # of the bounds: to wake a thread takes more than a file does, so that each should get several
 _IDLE_SECONDS = 5.0  # a thread more for each batch of a slow loop would cost more than its files
 
 
@@ -102,9 +103,11 @@ class Fetcher:
         self._here[number] = True
 
     def fill(self) -> None:
-        """Asks for files up to the bounds; returns at once."""
+        """Asks for files up to the bounds, once there are many to ask for; returns at once."""
         while self._came:
             self._note(self._came.popleft())
+        if self._files > _REFILL * self.limits.files or self._bytes > _REFILL * self.limits.size_bytes:
+            return
         tasks = list[Callable[[], int]]()
         while (
             not self.is_done

@@ -88,6 +88,9 @@ def test_it_stays_within_its_bounds_and_moves_with_the_loop(make_volume: MakeVol
 
     fetcher.fill()
     eventually(lambda: here() == list(range(40)))
+    fetcher.told(0, 0, 8)
+    fetcher.fill()
+    assert fetcher._files == 32, "for so few it wakes no threads"
     fetcher.told(0, 0, 20)
     fetcher.fill()
     eventually(lambda: here() == list(range(60)))
