@@ -15,6 +15,7 @@ from typing import IO, Any
 import sgpu
 from sgpu import settings
 from sgpu.data import living
+from sgpu.data.forking import objects_frozen
 from sgpu.data.source import Source
 from sgpu.data.volumes.opening import access_of, hasten
 
@@ -37,7 +38,9 @@ def start(
     environment = settings.inherited()
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, (above, environment.get("PYTHONPATH"))))
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's threads would spin, and multiply nothing
-    whole = {**told, "parent": os.getpid(), "source": source.description(), "access": access_of(source.volume)}
+    with objects_frozen():
+        access = access_of(source.volume)
+    whole = {**told, "parent": os.getpid(), "source": source.description(), "access": access}
     line = json.dumps(whole).encode() + b"\n"
     hears, pipe = os.pipe()  # not Popen's: a fork closes its copy, and nothing may close that number again
     _parents_only.add(pipe)

@@ -15,8 +15,10 @@ from sgpu.data.fetcher import bounds
 from sgpu.data.flight import Flight
 from sgpu.data.lanes import Lanes
 from sgpu.data.source import Source
+from sgpu.data.volumes.opening import others_are_quicker
 
 _FILES = 512
+_FILES_UNTIL_QUICKER = 64  # a fetcher that reads by obstore is there before these are
 _SIZE_BYTES = 64 << 20
 _LEAST_LANES = 16
 _END_SECONDS = 2.0  # a mount may hang
@@ -36,9 +38,10 @@ class FirstFiles:
         at_once = min(most, max(_LEAST_LANES, most // readers))
         self._lanes = Lanes(Flight(limit=at_once, least=at_once, most=at_once))
         arrivals = Arrivals(source.cache, _told, tries=1)
+        files = _FILES_UNTIL_QUICKER if others_are_quicker(source.volume) else _FILES // readers
         tasks, size = list[Callable[[], int]](), 0
         for number in numbers:
-            if len(tasks) >= at_least and (len(tasks) >= _FILES // readers or size >= _SIZE_BYTES // readers):
+            if len(tasks) >= at_least and (len(tasks) >= files or size >= _SIZE_BYTES // readers):
                 break
             if not tasks and not source.waits_first(number):
                 break

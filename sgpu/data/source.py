@@ -21,6 +21,7 @@ from sgpu.data import living
 from sgpu.data.cache import Cache
 from sgpu.data.counters import CacheCounts, Counters
 from sgpu.data.finding import list_volume
+from sgpu.data.forking import objects_frozen
 from sgpu.data.listing import Listing, difference, shared_listing, write_listing
 from sgpu.data.private import private_name
 from sgpu.data.room import Room
@@ -110,7 +111,8 @@ class Source:
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
-        self._open(expected=None, counted_in=None, access=None)
+        with objects_frozen():
+            self._open(expected=None, counted_in=None, access=None)
 
     def _open(
         self, expected: tuple[str, str] | None, counted_in: pathlib.Path | None, access: dict[str, Any] | None

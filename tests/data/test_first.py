@@ -57,6 +57,15 @@ def test_it_stays_within_its_bounds_and_once_a_process(
     assert here(source) == [*range(10), 30, 31, 32]
 
 
+def test_a_quicker_fetcher_gets_most(make_volume: MakeVolume, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Source(SourceOptions(url=str(make_volume(60))))
+    monkeypatch.setattr(first, "_FILES_UNTIL_QUICKER", 20)
+    monkeypatch.setattr(first, "others_are_quicker", lambda volume: volume is source.volume)
+    started = FirstFiles(source, range(60), at_least=4, readers=1)
+    assert started._lanes.drain(60)
+    assert here(source) == list(range(20))
+
+
 def test_what_is_not_on_its_way_when_it_stops_does_not_come(
     make_volume: MakeVolume, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -266,8 +266,10 @@ def test_access_that_runs_out_is_renewed_by_s3fs_and_obstore_reads_on(
         keys.s3_keys[:] = [s3_server.key, "second"]
         loops = UrlVolume(s3, "tests.data.keys:for_s3")
         entries = list(loops.entries())
+        assert not loops.others_are_quicker, "nobody was given access yet"
         volume = UrlVolume(s3, "tests.data.keys:for_s3", access=loops.access())
         volume.hasten()
+        assert (loops.others_are_quicker, volume.others_are_quicker) == (True, False)
         assert [body_of(volume, entry) for entry in entries[:5]] == [files[entry.path] for entry in entries[:5]]
         first = volume.quick
         assert volume._opened is None, "no file system was wanted"

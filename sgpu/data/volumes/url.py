@@ -42,7 +42,8 @@ class UrlVolume:
         self.url = url.rstrip("/")
         self._credentials, self._access = credentials, access
         self._given: QuickS3 | None = None
-        self._hastens, self._lock = False, threading.Lock()
+        self._hastens = self._gave = False
+        self._lock = threading.Lock()
         self._opened: Connection | None = None
         if access is None:
             self._connection.open()
@@ -214,7 +215,14 @@ class UrlVolume:
 
     def access(self) -> Access | None:
         """With which another process can read. Secret."""
-        return self._connection.access()
+        found = self._connection.access()
+        self._gave = found is not None
+        return found
+
+    @property
+    def others_are_quicker(self) -> bool:
+        """They read by obstore, and this process by s3fs."""
+        return self._gave and not self._hastens
 
     def before_forks(self) -> None:
         """For a process whose children hasten: finds out for them what they need."""
