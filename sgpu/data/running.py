@@ -17,6 +17,7 @@ from sgpu.data.forking import handlers_held_at_forks, objects_frozen
 from sgpu.data.order import mix
 from sgpu.data.passing import Pass, WorkerInit
 from sgpu.data.pipeline import Pipeline
+from sgpu.data.queues import with_direct_queues
 from sgpu.data.slots import slots_for
 from sgpu.data.streams import Envelope, Kind, first, itself
 from sgpu.data.transport import Sealing
@@ -140,7 +141,8 @@ class Running:
                 collate_fn=self._sealing,
                 num_workers=told.num_workers, pin_memory=told.pin_memory, timeout=told.timeout,
                 worker_init_fn=WorkerInit(told.worker_init_fn, self._sealing) if told.num_workers else None,
-                multiprocessing_context=told.multiprocessing_context, prefetch_factor=told.prefetch_factor,
+                multiprocessing_context=with_direct_queues(told.multiprocessing_context) if told.num_workers else None,
+                prefetch_factor=told.prefetch_factor,
                 persistent_workers=told.persistent_workers, pin_memory_device=told.pin_memory_device,
                 generator=torch.Generator().manual_seed(mix(self._pipeline.epoch, runtime.rank()) >> 1),
             )  # fmt: skip

@@ -21,7 +21,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils import collate
 
 from sgpu.data.slots import Slots, known
-from sgpu.data.streams import Envelope, Kind
+from sgpu.data.streams import Envelope
 
 _TENSOR_BYTES = 4 << 20  # above this, to map what torch shares costs the loop's process less than to copy it
 _SMALL_BYTES = 512
@@ -64,7 +64,7 @@ class Sealing:
 
     def __call__(self, made: Any) -> Envelope | Sealed:
         envelope, info = self._pick(made), get_worker_info()
-        if self.slots is None or info is None or envelope.kind != Kind.BATCH:
+        if self.slots is None or info is None:
             return envelope
         if self._left:  # the last ones did not fit, and to find that out costs something
             self._left -= 1
