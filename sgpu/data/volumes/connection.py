@@ -45,13 +45,15 @@ class Connection:
     def __init__(self, url: str, credentials: str | None) -> None:
         self.url, self.credentials = url, credentials
         self._stall_seconds: float | None = None  # once it hastens
-        self.begin_anew()
+        self._opened: _Opened | None = None
+        self._of_parents: list[_Opened | None] = []
+        self._lock = threading.Lock()
         _all.add(self)
 
     def begin_anew(self) -> None:
         """After a fork: fsspec's file systems are not to be shared over it, and a lock may have been held."""
-        self._opened: _Opened | None = None
-        self._lock = threading.Lock()
+        self._of_parents.append(self._opened)  # one that goes closes its connections, which the parent still has
+        self._opened, self._lock = None, threading.Lock()
 
     def hasten(self, stall_seconds: float) -> None:
         """See `UrlVolume.hasten`."""
