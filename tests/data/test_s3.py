@@ -282,6 +282,36 @@ def test_access_that_runs_out_is_renewed_by_s3fs_and_obstore_reads_on(
         assert volume.quick.answers >= 1
 
 
+def test_any_name_is_read_with_access_from_elsewhere(s3: str) -> None:  # noqa: F811
+    """By obstore, or, where it takes no such name, by s3fs."""
+    names = [
+        "a b",
+        "\u00e9",
+        "e\u0301",
+        "%41",
+        "a%2Fb",
+        "#x",
+        "q?y",
+        "p+q",
+        "a&b<c>'\"",
+        "~`|{}^",
+        "..x",
+        "tab\there",
+        "A/a",
+        "a/A",
+    ]
+    store = fsspec.filesystem("s3")
+    store.pipe({f"{s3.removeprefix('s3://')}/{name}": repr(name).encode() for name in names})
+    loops = UrlVolume(s3)
+    entries = sorted(loops.entries())
+    volume = UrlVolume(s3, access=loops.access())
+    volume.hasten()
+    assert [(entry.path, volume.body(entry)) for entry in entries] == [
+        (name, repr(name).encode()) for name in sorted(names)
+    ]
+    assert volume._opened is not None, "obstore reads a name with a tab now, and may list, too (see decision 0029)"
+
+
 def test_without_obstore_s3fs_reads(
     s3: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
