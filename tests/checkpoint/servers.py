@@ -184,7 +184,7 @@ def gcs_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     binary = next(pathlib.Path(module.origin).parent.rglob("fake-gcs-server-*"))
     folder, (port,) = tmp_path_factory.mktemp("gcs"), _free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    command = [str(binary), "-scheme", "http", "-backend", "filesystem", "-filesystem-root", str(folder / "data"),
+    command = [str(binary), "-scheme", "http", "-backend", "memory",
                "-host", "127.0.0.1", "-port", str(port), "-external-url", url]  # fmt: skip
     with _server(command, port, folder):
         yield url

@@ -16,7 +16,8 @@ from sgpu.contract.errors import VolumeError
 from sgpu.data.volumes.access import access_now, access_of, is_plain
 from sgpu.data.volumes.credentials import is_refused, provider_of
 from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of
-from sgpu.data.volumes.versions import Answer, answer_of
+from sgpu.data.volumes.stores import answer_of, facts_of, files_below, seen_above
+from sgpu.data.volumes.versions import Answer, Facts
 
 T = TypeVar("T")
 _EXTRAS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs"), "azure": ("abfs", "abfss", "az", "adl")}
@@ -68,6 +69,18 @@ class Connection:
     def access(self) -> Access | None:
         """See `access_of`."""
         return self.asked(access_of)
+
+    def files(self) -> tuple[str, dict[str, Facts]]:
+        """Where the volume is in its store, and what is below by its whole name. Raises as `asked` does."""
+        return self.asked(lambda filesystem, root: (root, files_below(filesystem, root)))
+
+    def facts(self, path: str) -> Facts:
+        """What the store tells of a file now. Raises as `asked` does."""
+        return self.asked(lambda filesystem, root: facts_of(filesystem, f"{root}/{path}"))
+
+    def seen_above(self) -> tuple[str, list[str]]:
+        """See the function of this name."""
+        return self.asked(seen_above)
 
     def answer(self, path: str, start: int | None, stop: int | None, stall_seconds: float) -> Answer:
         """A file of the volume, or `start` to `stop` of it. Raises as `asked` does."""

@@ -13,7 +13,7 @@ Provider = Callable[[], dict[str, Any]]
 _REFUSALS = re.compile(
     r"ExpiredToken|TokenExpired|InvalidToken|InvalidAccessKeyId|SignatureDoesNotMatch|AccessDenied|NoCredential|"
     r"AuthenticationFailed|InvalidAuthentication|Unauthorized|Unauthenticated|Forbidden|RequestTimeTooSkewed|"
-    r"token (has|is) expired|status=40[13]\b|\b40[13]\b",
+    r"token (has|is) expired|RefreshError|refreshing credentials|status=40[13]\b|\b40[13]\b",
     re.IGNORECASE,
 )
 
@@ -56,4 +56,6 @@ def is_refused(problem: BaseException) -> bool:
     """Whether a store did not accept who asks: other credentials may help, and nothing else will."""
     if isinstance(problem, FileNotFoundError | IsADirectoryError | NotADirectoryError):
         return getattr(problem.__cause__, "status", None) in (401, 403)  # fsspec's client of HTTP finds nothing then
+    if any(getattr(problem, name, None) in (401, 403) for name in ("status", "status_code", "code")):
+        return True
     return isinstance(problem, PermissionError) or _REFUSALS.search(f"{type(problem).__name__} {problem}") is not None

@@ -25,6 +25,7 @@ RANGE_BYTES = 8 << 20  # a larger file comes in pieces of this size
 STALL_SECONDS = 60.0  # for one request of at most so many bytes
 _RANGES_AT_ONCE = 4
 _ASKING_THREADS = 32
+_TOLD = 5
 
 
 class UrlVolume:
@@ -64,12 +65,8 @@ class UrlVolume:
     # ---- what there is
 
     def entries(self) -> Iterator[Entry]:
-        def find(filesystem: Any, root: str) -> tuple[str, dict[str, Facts]]:
-            filesystem.invalidate_cache()
-            return root, filesystem.find(root, detail=True)
-
         try:
-            root, found = self._connection.asked(find)
+            root, found = self._connection.files()
         except VolumeError:
             raise
         except FileNotFoundError as problem:
@@ -99,9 +96,14 @@ class UrlVolume:
             )
 
     def _absent(self) -> VolumeError:
+        above, names = self._connection.seen_above()
+        some = ", ".join(repr(name) for name in sorted(names)[:_TOLD])
         return VolumeError(
             f"volume {self.url} does not exist or holds nothing. Expected a folder or prefix with files; check its "
-            "name and your credentials.",
+            "name and your credentials."
+            + (
+                f" There are {len(names)} names in {repr(above) if above else 'the store'}, as {some}." if names else ""
+            ),
             url=self.url,
         )
 
@@ -230,14 +232,8 @@ class UrlVolume:
 
     def _check(self, entry: Entry) -> None:
         """Raises ListingChangedError: the file is another one now."""
-
-        def now(filesystem: Any, root: str) -> Facts:
-            filesystem.invalidate_cache()
-            facts: Facts = filesystem.info(f"{root}/{entry.path}")
-            return facts
-
         try:
-            facts = self._connection.asked(now)
+            facts = self._connection.facts(entry.path)
         except OSError:
             raise
         except Exception as problem:

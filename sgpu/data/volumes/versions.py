@@ -23,38 +23,6 @@ class Answer(NamedTuple):
     facts: Facts | None
 
 
-async def answer_of(filesystem: Any, name: str, start: int | None, stop: int | None) -> Answer:
-    """A file, or `start` to `stop` of it. Where it can be had, the version comes in the same reply."""
-    limits = {} if start is None or stop is None else {"Range": f"bytes={start}-{stop - 1}"}
-    if hasattr(filesystem, "_call_s3"):
-        return await _of_s3(filesystem, name, limits)
-    if hasattr(filesystem, "set_session") and hasattr(filesystem, "encode_url"):
-        return await _of_http(filesystem, name, limits)
-    bounds = {} if start is None else {"start": start, "end": stop}
-    return Answer(await filesystem._cat_file(name, **bounds), None)
-
-
-async def _of_s3(filesystem: Any, name: str, limits: dict[str, str]) -> Answer:
-    bucket, key, _ = filesystem.split_path(name)
-    reply = await filesystem._call_s3("get_object", Bucket=bucket, Key=key, **limits, **filesystem.req_kw)
-    body = reply["Body"]
-    try:
-        return Answer(await body.read(), reply)
-    finally:
-        body.close()
-
-
-async def _of_http(filesystem: Any, name: str, limits: dict[str, str]) -> Answer:
-    told = dict(filesystem.kwargs)
-    # the tag of a compressed reply is another one
-    headers = {**told.pop("headers", {}), "Accept-Encoding": "identity", **limits}
-    session = await filesystem.set_session()
-    async with session.get(filesystem.encode_url(name), headers=headers, **told) as reply:
-        body = await reply.read()
-        filesystem._raise_not_found_for_status(reply, name)
-        return Answer(body, {key: reply.headers[key] for key in ("ETag", "Last-Modified") if key in reply.headers})
-
-
 def is_version(entry: Entry, facts: Facts) -> bool | None:
     """Whether a store tells of the version that was listed; None where it tells of none."""
     if (tag := etag_of(facts)) and entry.etag:
