@@ -130,15 +130,20 @@ class Arrivals:
         cache = self._cache
         parts = cache.room.reserve_all([came.entry.size_bytes for came in some])
         reserved = ((came, part) for came, part in zip(some, parts, strict=True) if part is not None)
-        written = [(came, part) for came, part in reserved if self._tried(came, part, _write, outcomes)]
-        cache.sums.add_all(
-            (cache.key(came.entry), Sum(came.entry.size_bytes, came.entry.stamp, crc32c(came.body)))
-            for came, _ in written
-        )
-        with cache.room.turn():
+        written = deque((came, part) for came, part in reserved if self._tried(came, part, _write, outcomes))
+        try:
+            cache.sums.add_all(
+                (cache.key(came.entry), Sum(came.entry.size_bytes, came.entry.stamp, crc32c(came.body)))
+                for came, _ in written
+            )
+            with cache.room.turn():
+                while written:
+                    came, part = written.popleft()
+                    if self._tried(came, part, self._publish, outcomes):
+                        outcomes[came.number] = Outcome(True)
+        finally:
             for came, part in written:
-                if self._tried(came, part, self._publish, outcomes):
-                    outcomes[came.number] = Outcome(True)
+                cache.room.release(part.path, came.entry.size_bytes)
 
     def _publish(self, came: _Came, part: Part) -> None:
         self._cache.publish(part, came.path, came.entry.size_bytes, is_new=came.is_new)

@@ -15,6 +15,7 @@ import pathlib
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -31,13 +32,25 @@ _PLENTY_FOR_SMALL_BYTES = 64 << 20
 _FULL_SECONDS = 30.0
 
 
-class _Opened(NamedTuple):
-    """The ledger in one process."""
+class _Opened:
+    """The ledger in one process.
 
-    pid: int
-    descriptor: int
-    lock: threading.RLock
-    numbers: mmap.mmap
+    Attributes:
+        in_turn: one of its threads has the ledger.
+    """
+
+    def __init__(self, file: pathlib.Path) -> None:
+        self.lock, self.in_turn = threading.RLock(), False
+        self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        try:
+            if os.fstat(self.descriptor).st_size != _LEDGER.size:
+                os.pwrite(self.descriptor, _UNKNOWN, 0)
+                os.ftruncate(self.descriptor, _LEDGER.size)
+            self.numbers = mmap.mmap(self.descriptor, _LEDGER.size)
+        finally:
+            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
 
 class Part(NamedTuple):
@@ -62,8 +75,7 @@ class Room:
             (self.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
         disk = os.statvfs(root)
         self.min_free_bytes = disk.f_blocks * disk.f_frsize // 10 if min_free_bytes is None else min_free_bytes
-        self._opened: _Opened | None = None
-        self._in_turn = False
+        self._opened = dict[int, _Opened]()  # by process: a fork shares its parent's locks, and takes its own
         self._looked = 0.0, 0  # when the disk was asked last (monotonic), and the bytes that were free
         self._full: tuple[float, int] | None = None
 
@@ -73,14 +85,13 @@ class Room:
 
         All processes of the node wait for each other here, so that nothing slow belongs into it.
         """
-        if self._opened is None or self._opened.pid != os.getpid():  # a fork shares its parent's locks: take its own
-            self._opened = self._open()
-        opened = self._opened
+        pid = os.getpid()
+        opened = self._opened.get(pid) or self._opened.setdefault(pid, _Opened(self.state / "usage"))
         with opened.lock:
-            is_outer = not self._in_turn
+            is_outer = not opened.in_turn
             if is_outer:
                 fcntl.flock(opened.descriptor, fcntl.LOCK_EX)
-                self._in_turn = True
+                opened.in_turn = True
             try:
                 if opened.numbers[:] == _UNKNOWN:
                     used, coming, _ = self._count()
@@ -88,19 +99,8 @@ class Room:
                 yield opened.numbers
             finally:
                 if is_outer:
-                    self._in_turn = False
+                    opened.in_turn = False
                     fcntl.flock(opened.descriptor, fcntl.LOCK_UN)
-
-    def _open(self) -> _Opened:
-        descriptor = os.open(self.state / "usage", os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        try:
-            if os.fstat(descriptor).st_size != _LEDGER.size:
-                os.pwrite(descriptor, _UNKNOWN, 0)
-                os.ftruncate(descriptor, _LEDGER.size)
-            return _Opened(os.getpid(), descriptor, threading.RLock(), mmap.mmap(descriptor, _LEDGER.size))
-        finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def _read(self, ledger: mmap.mmap) -> tuple[int, int]:
         used, coming = _LEDGER.unpack_from(ledger)
@@ -125,8 +125,8 @@ class Room:
 
     def has_plenty(self, size: int) -> bool:
         """Whether there is far more room than this: a guess that takes no turn."""
-        opened = self._opened
-        if opened is None or opened.pid != os.getpid() or opened.numbers[:] == _UNKNOWN:
+        opened = self._opened.get(os.getpid())
+        if opened is None or opened.numbers[:] == _UNKNOWN:
             return False
         return self._lack(*self._read(opened.numbers), size + _PLENTY_FOR_SMALL_BYTES) <= 0
 
@@ -141,21 +141,22 @@ class Room:
 
     def reserve_all(self, sizes: Sequence[int]) -> list[Part | None]:
         """The same for several files, in one turn."""
-        parts = [self._new_part(size) for size in sizes]
-        admitted = [False] * len(parts)
+        parts, admitted = list[Part | None](), set[Part | None]()
         try:
+            for size in sizes:
+                parts.append(self._new_part(size))
             with self.turn() as ledger:
-                for at, (part, size) in enumerate(zip(parts, sizes, strict=True)):
+                for part, size in zip(parts, sizes, strict=True):
                     if part is not None and self._admit(ledger, size):
                         os.ftruncate(part.descriptor, size)
                         self._add(ledger, size, size)
-                        admitted[at] = True
+                        admitted.add(part)
         finally:
-            for part, is_admitted in zip(parts, admitted, strict=True):
-                if part is not None and not is_admitted:
+            for part in parts:
+                if part is not None and part not in admitted:
                     os.close(part.descriptor)
                     os.unlink(part.path)
-        return [part if is_admitted else None for part, is_admitted in zip(parts, admitted, strict=True)]
+        return [part if part in admitted else None for part in parts]
 
     def _new_part(self, size: int) -> Part | None:
         """Made before it is this process' turn. None where it is known that there is no room."""

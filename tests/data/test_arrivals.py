@@ -115,6 +115,23 @@ def test_trouble_of_the_whole_cache_is_told_of_each(make_volume: MakeVolume, mon
     assert set(brought(source)[0].values()) == {HERE}
 
 
+def test_trouble_with_the_checksums_gives_all_room_back(
+    make_volume: MakeVolume, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = opened(make_volume(FILES))
+
+    def refuse(found: object) -> None:
+        raise OSError(28, "full")
+
+    monkeypatch.setattr(source.cache.sums, "add_all", refuse)
+    told, _ = brought(source)
+    assert all("full" in outcome.problem for outcome in told.values())
+    assert list((source.root / STATE / "parts").iterdir()) == []
+    assert source.cache.room.used_bytes() == 0
+    monkeypatch.undo()
+    assert set(brought(source)[0].values()) == {HERE}
+
+
 def test_a_cache_that_is_nearly_full_takes_what_fits(make_volume: MakeVolume) -> None:
     source = opened(make_volume(FILES), cache_limit_bytes=1_000)
     told, size = brought(source)

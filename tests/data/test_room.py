@@ -1,0 +1,97 @@
+"""The ledger of the cache: one turn at a time whoever asks, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import threading
+
+import pytest
+
+from sgpu.data import room as rooms
+from sgpu.data.room import Room
+
+
+def made(root: pathlib.Path) -> Room:
+    return Room(root, None, 0)
+
+
+def test_threads_that_open_the_ledger_at_once_open_one(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    room, opening, opened = made(tmp_path), threading.Barrier(2, timeout=60), rooms._Opened
+
+    class Together(opened):  # type: ignore[misc, valid-type]
+        def __init__(self, file: pathlib.Path) -> None:
+            super().__init__(file)
+            opening.wait()
+
+    monkeypatch.setattr(rooms, "_Opened", Together)
+    threads = [threading.Thread(target=room.used_bytes) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert opening.n_waiting == 0
+    assert len(room._opened) == 1
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
+def test_a_fork_in_another_thread_s_turn_waits_for_its_own(tmp_path: pathlib.Path) -> None:
+    room, began, may_end = made(tmp_path), threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with room.turn():
+            began.set()
+            may_end.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert began.wait(60)
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writes, b"a")
+        room.used_bytes()
+        os.write(writes, b"z")
+        os._exit(0)
+    assert os.read(reads, 1) == b"a"
+    os.set_blocking(reads, False)
+    with pytest.raises(BlockingIOError):
+        os.read(reads, 1)
+    os.set_blocking(reads, True)
+    may_end.set()
+    assert os.read(reads, 1) == b"z"
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
+    os.close(reads)
+    os.close(writes)
+
+
+def test_a_room_that_is_let_go_closes_what_it_opened(tmp_path: pathlib.Path) -> None:
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    made(tmp_path).used_bytes()
+    before = opened()
+    for _ in range(5):
+        made(tmp_path).used_bytes()
+    assert opened() == before
+
+
+def test_parts_that_cannot_all_be_made_are_all_taken_back(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = made(tmp_path)
+    room.used_bytes()
+    before, new_part = len(os.listdir("/proc/self/fd")), room._new_part
+
+    def refuse(size: int) -> rooms.Part | None:
+        if size == 3:
+            raise OSError(24, "too many open files")
+        return new_part(size)
+
+    monkeypatch.setattr(room, "_new_part", refuse)
+    with pytest.raises(OSError, match="too many open files"):
+        room.reserve_all([1, 2, 3, 4])
+    assert list((room.state / "parts").iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert room.used_bytes() == room.recount() == 0
