@@ -202,6 +202,7 @@ def gcs(gcs_server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """URL of a fresh folder in a bucket, for this process and what it starts."""
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", gcs_server)
     monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # it would look for credentials
+    monkeypatch.setenv("NO_GCE_CHECK", "true")  # and so would this, at a server of Google's machines
     yield from _in_bucket("gs")
 
 

@@ -72,7 +72,7 @@ def cloud(request: pytest.FixtureRequest, azure_server: str, gcs_server: str) ->
         )
 
 
-def test_every_name_size_and_version(cloud: Cloud) -> None:
+def test_every_name_size_and_version(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = {name: os.urandom(SIZES[number % 4]) for number, name in enumerate(NAMES)}
     for name, body in wanted.items():
         cloud.put(name, body)
@@ -86,6 +86,9 @@ def test_every_name_size_and_version(cloud: Cloud) -> None:
         assert '"' not in info.etag
     assert found == wanted
     source = VolumeFiles(cloud.url, pattern="*[!n]").source
+    monkeypatch.setattr(
+        source.volume, "_check", None
+    )  # the version comes with the bytes
     for entry in source.listing.entries():
         if entry.size_bytes == 5_000:
             assert source.volume.read(entry, 2, 700) == wanted[entry.path][2:700]
