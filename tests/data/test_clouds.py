@@ -86,9 +86,7 @@ def test_every_name_size_and_version(cloud: Cloud, monkeypatch: pytest.MonkeyPat
         assert '"' not in info.etag
     assert found == wanted
     source = VolumeFiles(cloud.url, pattern="*[!n]").source
-    monkeypatch.setattr(
-        source.volume, "_check", None
-    )  # the version comes with the bytes
+    monkeypatch.setattr(source.volume, "_check", None)  # the version comes with the bytes
     for entry in source.listing.entries():
         if entry.size_bytes == 5_000:
             assert source.volume.read(entry, 2, 700) == wanted[entry.path][2:700]
@@ -245,7 +243,7 @@ REFUSED = r"volume (abfs|gs)://bucket/.* cannot be listed: .*refuses these crede
 
 def test_refused_credentials_are_told_once_by_google(gcs: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     with ThreadingHTTPServer(("127.0.0.1", 0), Forbidding) as listening:
-        thread = threading.Thread(target=listening.serve_forever)
+        thread = threading.Thread(target=listening.serve_forever, daemon=True)
         thread.start()
         monkeypatch.setitem(keys.options, "endpoint_url", f"http://127.0.0.1:{listening.server_port}")
         with pytest.raises(VolumeError, match=REFUSED):

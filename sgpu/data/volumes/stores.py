@@ -67,7 +67,7 @@ async def answer_of(filesystem: Any, name: str, start: int | None, stop: int | N
         return await _of_http(filesystem, name, limits)
     if azure.is_azure(filesystem):
         return await azure.answer_of(filesystem, name, start, stop)
-    if "gs" in filesystem.protocol:
+    if "gs" in filesystem.protocol and hasattr(filesystem, "_call"):
         return await _of_google(filesystem, name, start, stop, limits)
     bounds = {} if start is None else {"start": start, "end": stop}
     return Answer(await filesystem._cat_file(name, **bounds), None)
