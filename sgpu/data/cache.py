@@ -101,12 +101,8 @@ class Cache:
                 self.counters.add(waits=1)
                 return path
             entry = self.listing.entry(number)
-            if (part := self.room.reserve(entry.size_bytes)) is not None:
-                try:
-                    return self._bring(entry, path, part)
-                except OSError as problem:
-                    if not is_disk_full(problem):
-                        raise
+            if self._brought(entry, path, TRIES):
+                return path
         return self._around(entry)
 
     def prefetch(self, number: int) -> bool:
@@ -120,18 +116,27 @@ class Cache:
             if self.is_here(path, number):
                 return 0
             entry = self.listing.entry(number)
-            part = self.room.reserve(entry.size_bytes)
-            if part is None:
-                return None
-            try:
-                self._bring(entry, path, part, tries)
-            except OSError as problem:
-                if not is_disk_full(problem):
-                    raise
-                return None
-            return entry.size_bytes
+            return entry.size_bytes if self._brought(entry, path, tries) else None
 
-    def _bring(self, entry: Entry, path: str, part: Part, tries: int = TRIES) -> str:
+    def _brought(self, entry: Entry, path: str, tries: int) -> bool:
+        """False: the cache has no room."""
+        try:
+            try:
+                return self._reserved_and_brought(entry, path, tries)
+            except FileNotFoundError:  # somebody removed the whole cache meanwhile
+                return self._reserved_and_brought(entry, path, tries)
+        except OSError as problem:
+            if not is_disk_full(problem):
+                raise
+            return False
+
+    def _reserved_and_brought(self, entry: Entry, path: str, tries: int) -> bool:
+        part = self.room.reserve(entry.size_bytes)
+        if part is not None:
+            self._bring(entry, path, part, tries)
+        return part is not None
+
+    def _bring(self, entry: Entry, path: str, part: Part, tries: int) -> None:
         """Fetches into the room that was reserved."""
         try:
             try:
@@ -143,7 +148,6 @@ class Cache:
         except BaseException:
             self.room.release(part.path, entry.size_bytes)
             raise
-        return path
 
     def publish(self, part: Part, path: str, size: int, *, is_new: bool = False) -> None:
         """Puts a whole file into its place, in which there is nothing if it `is_new`."""

@@ -14,7 +14,7 @@ from sgpu.contract.errors import VolumeError
 from sgpu.data.pattern import matcher
 from sgpu.data.volumes.entry import Entry, Volume
 
-_LONGEST_NAME_BYTES = 240  # a local file system takes 255
+_LONGEST_NAME_BYTES = 255  # of a local file system
 _SLASH, _DOT = b"/."
 _TOLD = 3  # names of files that no pattern wanted
 

@@ -30,6 +30,7 @@ _TRUSTED_SECONDS = 0.1  # what the disk has free, while that is far more than wh
 _PLENTY_BYTES = 1 << 30
 _PLENTY_FOR_SMALL_BYTES = 64 << 20
 _FULL_SECONDS = 30.0
+_NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
 
 
 class _Opened:
@@ -71,13 +72,23 @@ class Room:
     def __init__(self, root: pathlib.Path, limit_bytes: int | None, min_free_bytes: int | None) -> None:
         self.root, self.limit_bytes = root, limit_bytes
         self.state = root / STATE
-        for name in ("claims", "parts", "counters"):
-            (self.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._make_folders()
         disk = os.statvfs(root)
         self.min_free_bytes = disk.f_blocks * disk.f_frsize // 10 if min_free_bytes is None else min_free_bytes
         self._opened = dict[int, _Opened]()  # by process: a fork shares its parent's locks, and takes its own
         self._looked = 0.0, 0  # when the disk was asked last (monotonic), and the bytes that were free
         self._full: tuple[float, int] | None = None
+
+    def _make_folders(self) -> None:
+        for name in ("claims", "parts", "counters"):
+            (self.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _begin_anew(self) -> None:
+        """Somebody removed the cache under us: others will keep another ledger."""
+        self._make_folders()
+        opened = self._opened.get(os.getpid())
+        if opened is not None and os.fstat(opened.descriptor).st_nlink == 0:
+            self._opened.pop(os.getpid(), None)
 
     @contextlib.contextmanager
     def turn(self) -> Iterator[mmap.mmap]:
@@ -164,7 +175,11 @@ class Room:
             return None
         path = f"{self.state}/parts/{living.new_name()}"
         try:
-            return Part(path, os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            try:
+                return Part(path, os.open(path, _NEW, 0o600))
+            except FileNotFoundError:
+                self._begin_anew()
+                return Part(path, os.open(path, _NEW, 0o600))
         except OSError as problem:
             if is_disk_full(problem):
                 return None

@@ -22,7 +22,7 @@ NAMES = (
     "plain", "with space", " leading", "trailing ", "new\nline", "tab\t", "quote'\"", "back\\slash", "percent%20",
     "#?&", "[x]{y}*", "-rf", "~", "ü-composed", "u\u0308-decomposed", "UPPER", "upper", "日本語", "🙂", ".hidden",
     "x", "x.1",
-    "..dots", os.fsdecode(b"not-utf8-\xff"), "n" * 240, "a/b/c/d/e/f/g",
+    "..dots", os.fsdecode(b"not-utf8-\xff"), "n" * 255, "a/b/c/d/e/f/g",
 )  # fmt: skip
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import pathlib
+import shutil
 import threading
+from typing import Any
 
 import pytest
 
+from sgpu.data import VolumeFiles
 from sgpu.data import room as rooms
-from sgpu.data.room import Room
+from sgpu.data.room import STATE, Room
+from tests.data.conftest import MakeVolume
 
 
 def made(root: pathlib.Path) -> Room:
@@ -95,3 +99,38 @@ def test_parts_that_cannot_all_be_made_are_all_taken_back(
     assert list((room.state / "parts").iterdir()) == []
     assert len(os.listdir("/proc/self/fd")) == before
     assert room.used_bytes() == room.recount() == 0
+
+
+@pytest.mark.parametrize("gone", ["", STATE, f"{STATE}/parts"])
+def test_a_cache_that_somebody_removes_begins_anew(make_volume: MakeVolume, tmp_path: pathlib.Path, gone: str) -> None:
+    files = VolumeFiles(make_volume(6), cache_dir=tmp_path / "cache", min_free_disk_bytes=0)
+    for number in range(6):
+        if number % 2:
+            shutil.rmtree(tmp_path / "cache" / gone)
+        assert pathlib.Path(files[number]).read_bytes() == content(files, number)
+    room = files.source.cache.room
+    assert room.used_bytes() == room.recount()
+
+
+def test_a_cache_that_is_removed_while_a_file_comes(
+    make_volume: MakeVolume, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = VolumeFiles(make_volume(3), cache_dir=tmp_path / "cache", min_free_disk_bytes=0)
+    cache, removed = files.source.cache, []
+    add_all = cache.sums.add_all
+
+    def remove_once(found: Any) -> None:
+        add_all(found)
+        if not removed:
+            shutil.rmtree(tmp_path / "cache")
+            removed.append(True)
+
+    monkeypatch.setattr(cache.sums, "add_all", remove_once)
+    assert pathlib.Path(files[0]).read_bytes() == content(files, 0)
+    assert removed
+    assert cache.room.used_bytes() == cache.room.recount() == 100
+
+
+def content(files: VolumeFiles, number: int) -> bytes:
+    """What stands in the file of this number."""
+    return (pathlib.Path(files.url) / files.source.listing.path(number)).read_bytes()
