@@ -50,8 +50,13 @@ class Counters:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(self.folder / str(os.getpid()), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            os.ftruncate(descriptor, _FORMAT.size)
-            return os.getpid(), memoryview(mmap.mmap(descriptor, _FORMAT.size)).cast("q"), threading.Lock()
+            try:
+                if os.fstat(descriptor).st_size != _FORMAT.size:
+                    os.pwrite(descriptor, bytes(_FORMAT.size), 0)  # on a full disk a page without memory would kill us
+                mapped = mmap.mmap(descriptor, _FORMAT.size)
+            except (OSError, ValueError):
+                mapped = mmap.mmap(-1, _FORMAT.size)  # nobody reads these: only counts are lost
+            return os.getpid(), memoryview(mapped).cast("q"), threading.Lock()
         finally:
             os.close(descriptor)
 

@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from sgpu.contract.errors import InputError
 from sgpu.data import living, tenants
 from sgpu.data.eviction import CachedFile, choose
 from sgpu.data.listing import Listing
@@ -257,15 +258,31 @@ class Room:
 
     # ---- who lives here
 
-    def claim(self, volume: str, listing: Listing, owner: object) -> None:
-        """Files of `listing` stay in the cache as long as `owner` and this process live."""
+    def claim(self, volume: str, listing: Listing, owner: object, *, again: bool) -> None:
+        """Files of `listing` stay in the cache as long as `owner` and this process live.
+
+        Args:
+            again: another process has claimed them; on a full disk that must do.
+
+        Raises:
+            InputError: the disk is full.
+        """
         dead = living.sweep(self.state / "parts")
         if dead:
             with self.turn() as ledger:
                 self._add(ledger, -dead, -dead)
         living.sweep(self.state / "claims")
         living.sweep(self.state / "counters")
-        tenants.move_in(self.state / "claims", volume, listing, owner)
+        try:
+            tenants.move_in(self.state / "claims", volume, listing, owner)
+        except OSError as problem:
+            if not is_disk_full(problem):
+                raise
+            if not again:
+                raise InputError(
+                    f"the disk of cache folder {self.root} is full, also for its own books: {problem.strerror}. Free "
+                    "some of it, or name another with cache_dir."
+                ) from problem
 
     def claimed(self) -> set[str]:
         """Volumes that a living process uses."""

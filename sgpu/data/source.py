@@ -136,7 +136,7 @@ class Source:
         if counted_in is None:
             weakref.finalize(self, living.remove_own, self.counters.folder, os.getpid())
         self.cache = Cache(self.volume, self.listing, self.root / self.volume_id, room, self.counters)
-        room.claim(self.volume_id, self.listing, self)
+        room.claim(self.volume_id, self.listing, self, again=expected is not None)
 
     def _again(self, shelf: pathlib.Path, listing_id: str, file: str) -> Listing:
         if os.path.exists(file):

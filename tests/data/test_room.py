@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import pathlib
+import pickle
 import shutil
 import threading
 from typing import Any
 
 import pytest
 
+from sgpu.contract.errors import InputError
 from sgpu.data import VolumeFiles
 from sgpu.data import room as rooms
 from sgpu.data.room import STATE, Room
@@ -129,6 +131,23 @@ def test_a_cache_that_is_removed_while_a_file_comes(
     assert pathlib.Path(files[0]).read_bytes() == content(files, 0)
     assert removed
     assert cache.room.used_bytes() == cache.room.recount() == 100
+
+
+def test_on_a_full_disk_a_run_goes_on_and_none_begins(
+    make_volume: MakeVolume, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    volume, cache = make_volume(3), tmp_path / "cache"
+    files = VolumeFiles(volume, cache_dir=cache, min_free_disk_bytes=0)
+    monkeypatch.setattr("sgpu.contract.atomic.write_bytes", refuse)
+    monkeypatch.setattr(os, "pwrite", refuse)
+    in_a_worker = pickle.loads(pickle.dumps(files))
+    with pytest.warns(UserWarning, match="has no room left"):
+        assert pathlib.Path(in_a_worker[0]).read_bytes() == content(files, 0)
+    with pytest.raises(InputError, match=r"the disk of cache folder .* is full"):
+        VolumeFiles(volume, cache_dir=cache, min_free_disk_bytes=0)
 
 
 def content(files: VolumeFiles, number: int) -> bytes:
