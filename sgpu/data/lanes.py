@@ -57,7 +57,12 @@ class Lanes:
         """Called with the lock. A thread more while tasks wait, up to the number that pays; it starts the next one."""
         if len(self._tasks) > self._idle and self._running < self.flight.limit:
             self._running += 1
-            threading.Thread(target=self._work, daemon=True).start()
+            try:
+                threading.Thread(target=self._work, daemon=True).start()
+            except RuntimeError:  # the system has no more threads to give: those that there are do all
+                self._running -= 1
+                if not self._running:
+                    raise
 
     def _work(self) -> None:
         brought = 0

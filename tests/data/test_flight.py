@@ -93,3 +93,32 @@ def test_idle_threads_take_what_comes_also_when_there_are_more_than_pay() -> Non
 def _note(done: list[int], number: int) -> int:
     done.append(number)
     return 0
+
+
+def test_threads_that_the_system_refuses_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes, did = Lanes(Flight(limit=6, least=6, most=6)), list[bool]()
+    start, refused = threading.Thread.start, threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        if lanes._running > 2:
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def task() -> int:
+        did.append(refused.wait(60))
+        return 1
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    lanes.submit([task] * 50)
+    assert lanes.drain(60)
+    assert did == [True] * 50
+
+
+def test_where_not_one_thread_is_given_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="new thread"):
+        Lanes(Flight(limit=6, least=6, most=6)).submit([int])
