@@ -1,7 +1,7 @@
 """Listing volumes of a thousand, a hundred thousand, a million files: time, room, and the first batch.
 
-"folder": empty files in folders of a thousand, on the disk of TMPDIR (in memory a million are made in a minute). "url": a
-store that makes its answers up, as fsspec gives them. All in a process of its own for each row, which is the first to
+"folder": empty files in folders of a thousand, on the disk of TMPDIR (in memory a million are made in a minute). "url":
+a store that makes its answers up, as fsspec gives them. All in a process of its own for each row, which is the first to
 look. `store_s` are CPU seconds of the bare questions (scandir and stat; fsspec's find); `list_s` those of the first
 listing, these and the file of the listing included; `wall_s` what it took; `bytes_a_file` is the listing's file, which
 all processes of a node map; `first_batch_s` is from the constructor of the data set to the first batch, the listing

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from sgpu.data.volumes import url as url_volumes
+
 MakeVolume = Callable[..., pathlib.Path]
 
 
@@ -55,3 +57,22 @@ def being(rank: int, world: int) -> Iterator[None]:
 @pytest.fixture
 def as_rank() -> Callable[[int, int], contextlib.AbstractContextManager[None]]:
     return being
+
+
+def between_requests(monkeypatch: pytest.MonkeyPatch, range_bytes: int, act: Callable[[], None]) -> list[int]:
+    """Files come in ranges of this size, one after the other, and after the first of one `act` strikes, once.
+
+    Gives a list of where that one began, empty until then.
+    """
+    monkeypatch.setattr(url_volumes, "RANGE_BYTES", range_bytes)
+    monkeypatch.setattr(url_volumes, "_RANGES_AT_ONCE", 1)
+    write, fired = url_volumes._pwrite_all, list[int]()
+
+    def write_and_act(descriptor: int, body: bytes, at: int) -> None:
+        write(descriptor, body, at)
+        if not fired:
+            fired.append(at)
+            act()
+
+    monkeypatch.setattr(url_volumes, "_pwrite_all", write_and_act)
+    return fired

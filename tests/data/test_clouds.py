@@ -25,7 +25,7 @@ from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
 from tests.checkpoint.servers import AZURE_KEY, azure, azure_server, gcs, gcs_server  # noqa: F401 - fixtures
 from tests.data import keys
-from tests.data.conftest import being
+from tests.data.conftest import being, between_requests
 
 NAMES = (
     "plain", "with space", " leading", "trailing ", "ü-composed", "u\u0308-composed", "hash#1", "#/x", "percent%20",
@@ -125,17 +125,7 @@ def test_what_is_replaced_or_removed_after_the_listing_is_told(
 def test_a_large_file_that_is_replaced_between_two_requests(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud.fill(1, 50_000)
     files = VolumeFiles(cloud.url)
-    monkeypatch.setattr(url_volumes, "RANGE_BYTES", 20_000)
-    monkeypatch.setattr(url_volumes, "_RANGES_AT_ONCE", 1)
-    write, fired = url_volumes._pwrite_all, []
-
-    def write_and_replace(descriptor: int, body: bytes, at: int) -> None:
-        write(descriptor, body, at)
-        if not fired:
-            fired.append(at)
-            cloud.put("class0/00.bin", bytes(50_000))
-
-    monkeypatch.setattr(url_volumes, "_pwrite_all", write_and_replace)
+    fired = between_requests(monkeypatch, 20_000, lambda: cloud.put("class0/00.bin", bytes(50_000)))
     with pytest.raises(ListingChangedError, match=r"class0/00\.bin in volume"):
         files[0]
     assert fired == [0]

@@ -18,7 +18,7 @@ from sgpu.data import DataLoader, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.versions import Facts, is_version
-from tests.data.conftest import MakeVolume, being
+from tests.data.conftest import MakeVolume, being, between_requests
 from tests.data.test_remote_faults import Quiet, Server
 
 SIZE = 100_000
@@ -114,17 +114,7 @@ def test_a_file_that_is_replaced_between_two_requests(
 ) -> None:
     url, replace = remote
     files = VolumeFiles(url)
-    monkeypatch.setattr(url_volumes, "RANGE_BYTES", 40_000)
-    monkeypatch.setattr(url_volumes, "_RANGES_AT_ONCE", 1)
-    write, fired = url_volumes._pwrite_all, []
-
-    def write_and_replace(descriptor: int, body: bytes, at: int) -> None:
-        write(descriptor, body, at)
-        if not fired:
-            fired.append(at)
-            replace("b", SECOND)
-
-    monkeypatch.setattr(url_volumes, "_pwrite_all", write_and_replace)
+    fired = between_requests(monkeypatch, 40_000, lambda: replace("b", SECOND))
     with pytest.raises(ListingChangedError, match=r"b in volume"):
         files[1]
     assert fired == [0]
