@@ -4,7 +4,9 @@ Every row is one process that reads all files twice, with batches of 16. The vol
 100 MB/s that all readers share, so no reader can be faster than `of_limit` 1 while it reads the volume (a FUSE mount,
 slow/mount.c). "step" adds a sleep of 50 ms a batch, as a GPU that computes. `fetch_ms` is what the loop waits for a
 batch, mean, without the first.
-Only ratios within one run mean anything. Peers are those of data_peers.py.
+Only ratios within one run mean anything. Peers are those of data_peers.py. Of pictures `of_limit` is the share of what
+as many processes as cores decode and do nothing else, measured just before and after each reader, and
+`of_decoding_and_reading` of what is left of that beside bare reads of the volume by 64 threads.
 
 `cpu_us` is the CPU time of all processes of a reader, a sample, with what its processes took to begin.
 
@@ -23,13 +25,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from tests.benchmarks import data_peers
 from tests.benchmarks.cpu import CpuClock
-from tests.benchmarks.data_cases import BYTES_PER_SECOND, Case, Reader, body, decoding, make_files, parse, served
+from tests.benchmarks.data_cases import (
+    BYTES_PER_SECOND,
+    Case,
+    Reader,
+    body,
+    decoded_a_second,
+    make_files,
+    parse,
+    served,
+)
 from tests.benchmarks.table import show
 
 BATCH = 16
@@ -44,26 +56,30 @@ def run(quick: bool, more: Sequence[str] = ()) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         volume = pathlib.Path(folder) / "files" / "volume"
         make_files(volume, case)
-        limit = BYTES_PER_SECOND / next(volume.iterdir()).stat().st_size
-        if case.jpeg:
-            rows.append(decoding(volume))
-            limit = min(limit, rows[0]["samples_per_second"])
         with served(volume, case) as there:
-            if case.jpeg and case.store == "folder":
-                rows.append(decoding(volume, there.volume))
+            limits = partial(_limits, case, volume, there.volume)
             for number, (system, workers, modes) in enumerate(_wanted(case)):
                 shards = volume.with_name(f"shards{number}")
                 data_peers.convert(system, volume, shards)
                 place = there.upload(shards)
                 for mode in modes:
                     rows += _in_a_process(
-                        there.environment, volume=str(volume) if system == LOCAL else there.volume, shards=place,
-                        system=system, workers=workers, mode=mode, limit=limit,
+                        limits, there.environment, volume=str(volume) if system == LOCAL else there.volume,
+                        shards=place, system=system, workers=workers, mode=mode,
                     )  # fmt: skip
                 shutil.rmtree(shards, ignore_errors=True)
-        if case.jpeg:  # once more, to see what the machine's other work did to the limit
-            rows.append(decoding(volume))
     return rows
+
+
+def _limits(case: Case, files: pathlib.Path, volume: str) -> dict[str, float]:
+    """Samples a second: of the volume; of pictures, what decoding allows just now, without and with bare reading."""
+    of_volume = BYTES_PER_SECOND / next(files.iterdir()).stat().st_size
+    if not case.jpeg:
+        return {"of_limit": of_volume}
+    beside = {"of_decoding_and_reading": volume} if case.store == "folder" else {}
+    return {
+        name: min(of_volume, decoded_a_second(files, place)) for name, place in {"of_limit": None, **beside}.items()
+    }
 
 
 def _wanted(case: Case) -> Iterator[tuple[str, int, tuple[str, ...]]]:
@@ -83,7 +99,11 @@ def _wanted(case: Case) -> Iterator[tuple[str, int, tuple[str, ...]]]:
     )  # fmt: skip
 
 
-def _in_a_process(environment: dict[str, str], **case: Any) -> list[dict[str, Any]]:
+def _in_a_process(
+    limits: Callable[[], dict[str, float]], environment: dict[str, str], **case: Any
+) -> list[dict[str, Any]]:
+    """With its share of the limits, each the mean of what it was before and after: a machine's pace changes."""
+    before = limits()
     with tempfile.TemporaryDirectory() as home:
         told = subprocess.run(
             [sys.executable, "-m", "tests.benchmarks.bench_data", json.dumps({"home": home, **case})],
@@ -91,6 +111,9 @@ def _in_a_process(environment: dict[str, str], **case: Any) -> list[dict[str, An
             stdout=subprocess.PIPE, check=True, text=True, timeout=600,
         )  # fmt: skip
         rows: list[dict[str, Any]] = json.loads(told.stdout.splitlines()[-1])
+        for name, limit in limits().items():
+            for row in rows:
+                row[name] = row["samples_per_second"] * 2 / (before[name] + limit)
         show(rows)  # at once, since all of them take minutes
         return rows
 
@@ -112,8 +135,8 @@ def _read_twice(case: dict[str, Any]) -> list[dict[str, Any]]:
         seconds = time.perf_counter() - start
         rows.append({
             "reads": case["system"], "workers": case["workers"], "mode": case["mode"], "epoch": epoch,
-            "samples_per_second": samples / seconds, "of_limit": samples / seconds / case["limit"],
-            "first_batch_seconds": waits[0], "fetch_ms": 1e3 * sum(waits[1:]) / max(1, len(waits) - 1),
+            "samples_per_second": samples / seconds, "first_batch_seconds": waits[0],
+            "fetch_ms": 1e3 * sum(waits[1:]) / max(1, len(waits) - 1),
             "cpu_us": 1e6 * cpu.seconds() / samples,
         })  # fmt: skip
     return rows
