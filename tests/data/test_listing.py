@@ -81,7 +81,8 @@ def test_a_slow_mount_is_asked_many_questions_at_a_time_for_the_same_listing(
         (root / name).write_text(name)
     (root / "a" / "also-z").symlink_to(root / "z")  # which of two ways counts must not hang on who was faster
     (root / "m" / "loop").symlink_to(root)
-    monkeypatch.setattr(folder_volumes, "_SLOW_SECONDS", 0.0 if slow else 1e9)
+    for name in ("_SLOW_SCAN_SECONDS", "_SLOW_QUESTION_SECONDS"):
+        monkeypatch.setattr(folder_volumes, name, 0.0 if slow else 1e9)
     threads = []
     made = folder_volumes.ThreadPoolExecutor
     monkeypatch.setattr(folder_volumes, "ThreadPoolExecutor", lambda count: threads.append(count) or made(count))

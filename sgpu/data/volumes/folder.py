@@ -20,7 +20,8 @@ from sgpu.contract.errors import VolumeError
 from sgpu.data.volumes.entry import CHUNK_BYTES, Entry, changed, write_all
 from sgpu.data.volumes.holes import stretches
 
-_SLOW_SECONDS = 1e-4  # for a question about a file
+_SLOW_SCAN_SECONDS = 1e-4  # for each file of a folder
+_SLOW_QUESTION_SECONDS = 2e-5  # about a file: ten times what a disk of this machine takes
 _PROBED = 16
 _THREADS = 32
 _A_FEW = 8  # files that a thread asks for, one after the other
@@ -62,11 +63,11 @@ class FolderVolume:
         while folders:
             began = time.perf_counter()
             found = self._scan(folders.pop())
-            slow = time.perf_counter() - began > _SLOW_SECONDS * (10 + len(found.inside) + len(found.files))
+            slow = time.perf_counter() - began > _SLOW_SCAN_SECONDS * (10 + len(found.inside) + len(found.files))
             files = found.entered(folders, seen)
             head, fastest = self._timed(files[:_PROBED])
             yield from filter(None, head)
-            if slow or fastest > _SLOW_SECONDS:
+            if slow or fastest > _SLOW_QUESTION_SECONDS:
                 yield from self._many_at_a_time(folders, files[_PROBED:], seen)
                 return
             yield from filter(None, starmap(self._entry, files[_PROBED:]))
