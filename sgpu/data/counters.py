@@ -13,6 +13,16 @@ _FIELDS = ("requests", "downloads", "downloaded_bytes", "retries", "bypassed", "
 _PLACES = {name: place for place, name in enumerate(_FIELDS)}
 _FORMAT = struct.Struct(f"={len(_FIELDS)}q")
 
+_opening = threading.Lock()
+
+
+def _forked() -> None:
+    global _opening
+    _opening = threading.Lock()  # another thread may have held it
+
+
+os.register_at_fork(after_in_child=_forked)
+
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCounts:
@@ -60,11 +70,16 @@ class Counters:
         finally:
             os.close(descriptor)
 
+    def _opened(self) -> tuple[int, memoryview, threading.Lock]:
+        with _opening:  # who opened it a second time would begin at 0 again
+            if self._mine is None or self._mine[0] != os.getpid():
+                self._mine = self._open()
+            return self._mine
+
     def add(self, **amounts: int) -> None:
         """Adds to the fields of `CacheCounts` by name."""
-        if self._mine is None or self._mine[0] != os.getpid():
-            self._mine = self._open()
-        _, numbers, lock = self._mine
+        mine = self._mine
+        _, numbers, lock = mine if mine is not None and mine[0] == os.getpid() else self._opened()
         with lock:
             for name, amount in amounts.items():
                 numbers[_PLACES[name]] += amount

@@ -14,6 +14,7 @@ import pytest
 from sgpu.contract.errors import InputError
 from sgpu.data import VolumeFiles
 from sgpu.data import room as rooms
+from sgpu.data.counters import Counters
 from sgpu.data.room import STATE, Room
 from tests.data.conftest import MakeVolume
 
@@ -153,3 +154,20 @@ def test_on_a_full_disk_a_run_goes_on_and_none_begins(
 def content(files: VolumeFiles, number: int) -> bytes:
     """What stands in the file of this number."""
     return (pathlib.Path(files.url) / files.source.listing.path(number)).read_bytes()
+
+
+def test_no_count_is_lost_where_threads_count_first_at_once(tmp_path: pathlib.Path) -> None:
+    for number in range(40):
+        counters, beginning = Counters(tmp_path / str(number)), threading.Barrier(16, timeout=60)
+
+        def count(counters: Counters = counters, beginning: threading.Barrier = beginning) -> None:
+            beginning.wait()
+            counters.add(downloads=1, downloaded_bytes=10)
+
+        threads = [threading.Thread(target=count) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        found = counters.total()
+        assert (found.downloads, found.downloaded_bytes) == (16, 160)
