@@ -1,4 +1,4 @@
-"""Starting workers by fork while other threads log: a copied lock that somebody held would stay held for ever.
+"""What a fork copies and must not: locks that another thread holds, connections, garbage collections.
 
 Python makes logging's locks anew in a child, but not those of the streams behind them. So no thread may be writing a
 record at the moment of the fork: this process holds all handlers while its workers start.
@@ -11,12 +11,29 @@ import gc
 import logging
 import os
 import threading
+import weakref
 from collections.abc import Iterator
+from typing import Protocol
 
 _PATIENCE_SECONDS = 1.0  # a handler that hangs must not keep workers from starting
 
 _starting = threading.local()
 _held: list[logging.Handler] = []
+
+
+class BeginsAnew(Protocol):
+    """Has locks, or what else belongs to one process."""
+
+    def begin_anew(self) -> None:
+        """In the child of a fork: what is the parent's is not used here."""
+
+
+_owners: weakref.WeakSet[BeginsAnew] = weakref.WeakSet()
+
+
+def anew_in_forks(owner: BeginsAnew) -> None:
+    """It begins anew in each child, as long as it lives."""
+    _owners.add(owner)
 
 
 @contextlib.contextmanager
@@ -64,5 +81,10 @@ def _let_go() -> None:
             lock.release()
 
 
-# in the child logging makes the locks anew; there is nothing to release
-os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_held.clear)
+def _in_child() -> None:
+    _held.clear()  # logging makes its locks anew; there is nothing to release
+    for owner in list(_owners):
+        owner.begin_anew()
+
+
+os.register_at_fork(before=_hold, after_in_parent=_let_go, after_in_child=_in_child)

@@ -13,12 +13,12 @@ import weakref
 import zlib
 from collections.abc import Iterator
 
+from sgpu.data.forking import anew_in_forks
+
 _WAIT_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.01
 _SET = getattr(fcntl, "F_OFD_SETLK", fcntl.F_SETLK)  # of an open file, not of a process; Linux only
 _RANGE = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
-
-_all: weakref.WeakSet[SingleFlight] = weakref.WeakSet()
 
 
 class SingleFlight:
@@ -34,10 +34,10 @@ class SingleFlight:
         self._file = file
         self._descriptors: list[int] = []
         weakref.finalize(self, _close, self._descriptors).atexit = False
-        self.forget()
-        _all.add(self)
+        self.begin_anew()
+        anew_in_forks(self)
 
-    def forget(self) -> None:
+    def begin_anew(self) -> None:
         """For a forked process: what is locked is its parent's, and must not outlive it here."""
         _close(self._descriptors)
         self._taken, self._lock = set[int](), threading.Lock()
@@ -95,11 +95,3 @@ class SingleFlight:
 def _close(descriptors: list[int]) -> None:
     while descriptors:
         os.close(descriptors.pop())
-
-
-def _forked() -> None:
-    for each in list(_all):
-        each.forget()
-
-
-os.register_at_fork(after_in_child=_forked)

@@ -8,6 +8,7 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -37,6 +38,15 @@ def files(s3: str) -> dict[str, bytes]:  # noqa: F811
     return wanted
 
 
+@pytest.fixture
+def proxy(s3_server: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:  # noqa: F811
+    """In front of the server, whose first key can expire there; `keys.for_s3` then gives the second."""
+    with FaultyProxy("127.0.0.1", s3_server.port) as made:
+        monkeypatch.setitem(keys.s3_options, "endpoint_url", f"http://127.0.0.1:{made.port}")
+        keys.s3_keys[:] = [s3_server.key, "second"]
+        yield made
+
+
 def test_every_byte_size_and_etag(
     s3: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
@@ -51,24 +61,21 @@ def test_every_byte_size_and_etag(
 
 
 def test_credentials_that_expire_are_renewed_without_a_retry(
-    s3: str, s3_server: S3, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    s3: str, s3_server: S3, files: dict[str, bytes], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
     monkeypatch.setattr(sgpu.data.reading, "_BACKOFF_SECONDS", 0.001)
-    with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
-        monkeypatch.setitem(keys.s3_options, "endpoint_url", f"http://127.0.0.1:{proxy.port}")
-        keys.s3_keys[:] = [s3_server.key, "second"]
-        volume = VolumeDataset(s3, credentials=keys.for_s3)
-        paths = iter(volume)
-        got = {volume.relative_path(path): pathlib.Path(path).read_bytes() for path in islice(paths, 4)}
-        proxy.expire(s3_server.key)
-        got |= {volume.relative_path(path): pathlib.Path(path).read_bytes() for path in paths}
-        assert got == files
-        assert proxy.fired >= 1
-        assert volume.source.counts().retries == 0
-        proxy.expire("second")
-        keys.s3_keys[:] = ["second"]
-        with pytest.raises(DataError, match=r"these credentials, and also those that were looked up anew"):
-            list(VolumeDataset(s3, credentials=keys.for_s3, cache_dir=volume.source.root / "other"))
+    volume = VolumeDataset(s3, credentials=keys.for_s3)
+    paths = iter(volume)
+    got = {volume.relative_path(path): pathlib.Path(path).read_bytes() for path in islice(paths, 4)}
+    proxy.expire(s3_server.key)
+    got |= {volume.relative_path(path): pathlib.Path(path).read_bytes() for path in paths}
+    assert got == files
+    assert proxy.fired >= 1
+    assert volume.source.counts().retries == 0
+    proxy.expire("second")
+    keys.s3_keys[:] = ["second"]
+    with pytest.raises(DataError, match=r"these credentials, and also those that were looked up anew"):
+        list(VolumeDataset(s3, credentials=keys.for_s3, cache_dir=volume.source.root / "other"))
 
 
 def test_a_table_and_its_loader_over_s3(s3: str, tmp_path: pathlib.Path) -> None:  # noqa: F811
@@ -206,25 +213,22 @@ def test_workers_read_by_obstore_where_it_was_not_loaded_before_they_were_forked
 
 
 def test_what_obstore_fails_at_is_asked_of_s3fs(
-    s3: str, s3_server: S3, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    s3: str, s3_server: S3, files: dict[str, bytes], proxy: FaultyProxy  # noqa: F811
 ) -> None:  # fmt: skip
-    with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
-        monkeypatch.setitem(keys.s3_options, "endpoint_url", f"http://127.0.0.1:{proxy.port}")
-        keys.s3_keys[:] = [s3_server.key, "second"]
-        volume, entries = hastened(s3, "tests.data.keys:for_s3")
-        some, others = list(entries.values())[:5], list(entries.values())[5:]
-        assert [body_of(volume, entry) for entry in some] == [files[entry.path] for entry in some]
-        first = volume.quick
-        proxy.expire(s3_server.key)
-        assert [body_of(volume, entry) for entry in others] == [files[entry.path] for entry in others]
-        # Obstore failed, where its open connection was cut without an answer; s3fs was refused, and looked for others.
-        assert proxy.fired >= 1
-        assert volume.quick is not first
-        assert volume.quick is not None
-        assert volume.quick.answers >= 1
-        whole = next(entry for entry in entries.values() if entry.size_bytes == 300_000)
-        proxy.fail("cut_reply", after_bytes=1_000)
-        assert body_of(volume, whole) == files[whole.path]
+    volume, entries = hastened(s3, "tests.data.keys:for_s3")
+    some, others = list(entries.values())[:5], list(entries.values())[5:]
+    assert [body_of(volume, entry) for entry in some] == [files[entry.path] for entry in some]
+    first = volume.quick
+    proxy.expire(s3_server.key)
+    assert [body_of(volume, entry) for entry in others] == [files[entry.path] for entry in others]
+    # Obstore failed, where its open connection was cut without an answer; s3fs was refused, and looked for others.
+    assert proxy.fired >= 1
+    assert volume.quick is not first
+    assert volume.quick is not None
+    assert volume.quick.answers >= 1
+    whole = next(entry for entry in entries.values() if entry.size_bytes == 300_000)
+    proxy.fail("cut_reply", after_bytes=1_000)
+    assert body_of(volume, whole) == files[whole.path]
 
 
 READS_ALL = """
@@ -259,27 +263,24 @@ def test_a_process_beside_the_loop_reads_with_the_access_of_the_loop_and_loads_n
 
 
 def test_access_that_runs_out_is_renewed_by_s3fs_and_obstore_reads_on(
-    s3: str, s3_server: S3, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch  # noqa: F811
+    s3: str, s3_server: S3, files: dict[str, bytes], proxy: FaultyProxy  # noqa: F811
 ) -> None:  # fmt: skip
-    with FaultyProxy("127.0.0.1", s3_server.port) as proxy:
-        monkeypatch.setitem(keys.s3_options, "endpoint_url", f"http://127.0.0.1:{proxy.port}")
-        keys.s3_keys[:] = [s3_server.key, "second"]
-        loops = UrlVolume(s3, "tests.data.keys:for_s3")
-        entries = list(loops.entries())
-        assert not loops.others_are_quicker, "nobody was given access yet"
-        volume = UrlVolume(s3, "tests.data.keys:for_s3", access=loops.access())
-        volume.hasten()
-        assert (loops.others_are_quicker, volume.others_are_quicker) == (True, False)
-        assert [body_of(volume, entry) for entry in entries[:5]] == [files[entry.path] for entry in entries[:5]]
-        first = volume.quick
-        assert volume._opened is None, "no file system was wanted"
-        proxy.expire(s3_server.key)
-        assert [body_of(volume, entry) for entry in entries] == [files[entry.path] for entry in entries]
-        assert proxy.fired >= 1
-        assert volume._opened is not None
-        assert volume.quick is not None
-        assert volume.quick is not first
-        assert volume.quick.answers >= 1
+    loops = UrlVolume(s3, "tests.data.keys:for_s3")
+    entries = list(loops.entries())
+    assert not loops.others_are_quicker, "nobody was given access yet"
+    volume = UrlVolume(s3, "tests.data.keys:for_s3", access=loops.access())
+    volume.hasten()
+    assert (loops.others_are_quicker, volume.others_are_quicker) == (True, False)
+    assert [body_of(volume, entry) for entry in entries[:5]] == [files[entry.path] for entry in entries[:5]]
+    first = volume.quick
+    assert volume._opened is None, "no file system was wanted"
+    proxy.expire(s3_server.key)
+    assert [body_of(volume, entry) for entry in entries] == [files[entry.path] for entry in entries]
+    assert proxy.fired >= 1
+    assert volume._opened is not None
+    assert volume.quick is not None
+    assert volume.quick is not first
+    assert volume.quick.answers >= 1
 
 
 def test_any_name_is_read_with_access_from_elsewhere(s3: str) -> None:  # noqa: F811

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import os
 import threading
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import fsspec
 
 from sgpu.contract.errors import VolumeError
+from sgpu.data.forking import anew_in_forks
 from sgpu.data.volumes.access import access_now, access_of, is_plain
 from sgpu.data.volumes.credentials import is_refused, provider_of
 from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of
@@ -21,9 +20,6 @@ from sgpu.data.volumes.versions import Answer, Facts
 
 T = TypeVar("T")
 _EXTRAS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs"), "azure": ("abfs", "abfss", "az", "adl")}
-
-
-_all: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 class _Opened(NamedTuple):
@@ -49,7 +45,7 @@ class Connection:
         self._opened: _Opened | None = None
         self._of_parents: list[_Opened | None] = []
         self._lock = threading.Lock()
-        _all.add(self)
+        anew_in_forks(self)
 
     def begin_anew(self) -> None:
         """After a fork: fsspec's file systems are not to be shared over it, and a lock may have been held."""
@@ -168,11 +164,3 @@ class Connection:
         if self._stall_seconds is None or not is_plain(filesystem):
             return None
         return reader_of(None, partial(access_now, filesystem, root), self._stall_seconds)
-
-
-def _forked() -> None:
-    for connection in list(_all):
-        connection.begin_anew()
-
-
-os.register_at_fork(after_in_child=_forked)
