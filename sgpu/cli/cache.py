@@ -9,7 +9,7 @@ import typer
 
 from sgpu import settings
 from sgpu.cli import screen
-from sgpu.data.cachebook import CacheBook
+from sgpu.data.caching.cachebook import CacheBook
 
 app = typer.Typer(help="The copies of volumes on this machine's disk.", no_args_is_help=True)
 WHERE = typer.Option(None, "--dir", help="The cache folder (cache_dir); default: cache in SGPU_HOME.")

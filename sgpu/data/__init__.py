@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from sgpu.data.formats.tables import TableDataset
     from sgpu.data.formats.tars import TarSamples
     from sgpu.data.loader import DataLoader
+    from sgpu.data.measuring.report import LoaderReport
+    from sgpu.data.measuring.stats import LoaderStats
     from sgpu.data.protocols import Checkpointable
-    from sgpu.data.report import LoaderReport
     from sgpu.data.source import FileInfo
-    from sgpu.data.stats import LoaderStats
     from sgpu.data.together import gather_batches
 
     VolumeReader: Any
@@ -37,8 +37,8 @@ _HOME = {
     "DataLoader": ("sgpu.data.loader", "DataLoader"),
     "FileInfo": ("sgpu.data.source", "FileInfo"),
     "Checkpointable": ("sgpu.data.protocols", "Checkpointable"),
-    "LoaderReport": ("sgpu.data.report", "LoaderReport"),
-    "LoaderStats": ("sgpu.data.stats", "LoaderStats"),
+    "LoaderReport": ("sgpu.data.measuring.report", "LoaderReport"),
+    "LoaderStats": ("sgpu.data.measuring.stats", "LoaderStats"),
     "gather_batches": ("sgpu.data.together", "gather_batches"),
     "ImageFiles": ("sgpu.data.formats.images", "ImageFiles"),
     "AudioFiles": ("sgpu.data.formats.audio", "AudioFiles"),

@@ -12,10 +12,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from sgpu import runtime, settings
 from sgpu.contract.errors import InputError, PositionError
-from sgpu.data.order import fold, order
+from sgpu.data.fetching.warming import Warming
+from sgpu.data.ordering.order import fold, order
 from sgpu.data.source import Source, options_of
 from sgpu.data.volumes.credentials import Provider
-from sgpu.data.warming import Warming
 
 _BLOCK = 1024
 

@@ -13,19 +13,20 @@ import torch.utils.data
 
 from sgpu import runtime
 from sgpu.contract.errors import DataError, InputError
-from sgpu.data import living, together
-from sgpu.data.blocks import Blocks
-from sgpu.data.choose import Asked, check_dataset, choose_pipeline
-from sgpu.data.counters import CacheCounts
-from sgpu.data.draws import parts_of
-from sgpu.data.passing import Epoch, default_workers
-from sgpu.data.pipeline import Pipeline
-from sgpu.data.private import private_root
-from sgpu.data.report import LoaderReport
-from sgpu.data.running import Running, Workers
-from sgpu.data.sizes import ONE_BY_DEFAULT, Batching, sizes_of
+from sgpu.data import together
+from sgpu.data.caching.private import private_root
+from sgpu.data.measuring.counters import CacheCounts
+from sgpu.data.measuring.report import LoaderReport
+from sgpu.data.measuring.stats import LoaderStats, Meter
+from sgpu.data.ordering.draws import parts_of
+from sgpu.data.ordering.sizes import ONE_BY_DEFAULT, Batching, sizes_of
+from sgpu.data.positions.blocks import Blocks
+from sgpu.data.positions.choose import Asked, check_dataset, choose_pipeline
+from sgpu.data.positions.pipeline import Pipeline
+from sgpu.data.processes import living
 from sgpu.data.source import Source
-from sgpu.data.stats import LoaderStats, Meter
+from sgpu.data.workers.passing import Epoch, default_workers
+from sgpu.data.workers.running import Running, Workers
 
 T = TypeVar("T")
 

@@ -17,19 +17,19 @@ from typing import Any, NamedTuple
 
 from sgpu import runtime, settings
 from sgpu.contract.errors import DataError, InputError, ListingChangedError
-from sgpu.data import living
-from sgpu.data.cache import Cache
-from sgpu.data.counters import CacheCounts, Counters
-from sgpu.data.finding import list_volume
-from sgpu.data.forking import objects_frozen
-from sgpu.data.listing import Listing, difference, shared_listing, write_listing
-from sgpu.data.private import private_name
-from sgpu.data.room import Room
-from sgpu.data.root import cache_root
+from sgpu.data.caching.cache import Cache
+from sgpu.data.caching.private import private_name
+from sgpu.data.caching.room import Room
+from sgpu.data.caching.root import cache_root
+from sgpu.data.measuring.counters import CacheCounts, Counters
+from sgpu.data.measuring.work import waiting_for_files
+from sgpu.data.processes import living
+from sgpu.data.processes.forking import objects_frozen
 from sgpu.data.volumes.credentials import Provider, name_of
 from sgpu.data.volumes.entry import Entry
+from sgpu.data.volumes.finding import list_volume
+from sgpu.data.volumes.listing import Listing, difference, shared_listing, write_listing
 from sgpu.data.volumes.opening import local_root, open_volume
-from sgpu.data.work import waiting_for_files
 
 _GATHERING_THREADS = 16
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sgpu.contract.errors import PositionError
-from sgpu.data.order import mix
+from sgpu.data.ordering.order import mix
 from sgpu.training.buffers import OwnBuffers
 from sgpu.training.progress import Progress
 from sgpu.training.rng import Draws, loader_parts

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from sgpu.contract.errors import InputError, PositionError
-from sgpu.data.draws import held_generators
-from sgpu.data.generators import set_state, state_of
+from sgpu.data.ordering.draws import held_generators
+from sgpu.data.ordering.generators import set_state, state_of
 
 
 def seed_everything(seed: int) -> int:

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
 
 from sgpu.data import DataLoader, streams
-from sgpu.data.draws import Draws
+from sgpu.data.ordering.draws import Draws
 from tests.benchmarks.cpu import CpuClock
 
 BATCH = 32

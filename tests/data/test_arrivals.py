@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from sgpu.data import arrivals
-from sgpu.data.arrivals import Arrivals, Outcome
-from sgpu.data.room import STATE, Part
+from sgpu.data.caching import arrivals
+from sgpu.data.caching.arrivals import Arrivals, Outcome
+from sgpu.data.caching.room import STATE, Part
 from sgpu.data.source import Source, SourceOptions
 from tests.data.conftest import MakeVolume
 
@@ -153,7 +153,7 @@ def test_a_kill_among_them_leaves_whole_files_and_no_lock(make_volume: MakeVolum
     log = tmp_path / "fired"
     text = f"""
 from concurrent.futures import ThreadPoolExecutor
-from sgpu.data.arrivals import Arrivals
+from sgpu.data.caching.arrivals import Arrivals
 from sgpu.data.source import Source, SourceOptions
 cache = Source(SourceOptions(url={str(root)!r}, min_free_disk_bytes=0)).cache
 cache.room.used_bytes()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sgpu.contract.errors import DataError, InputError, PositionError
 from sgpu.data import DataLoader, VolumeDataset
-from sgpu.data.rest import Rest, dealt
+from sgpu.data.ordering.rest import Rest, dealt
 from tests.data.conftest import MakeVolume, being
 from tests.data.samples import Numbers, Wrapped
 

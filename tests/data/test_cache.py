@@ -16,13 +16,13 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-import sgpu.data.reading
+import sgpu.data.caching.reading
 from sgpu.contract import failpoint as failpoints
 from sgpu.contract.errors import FetchError, InputError, ListingChangedError
 from sgpu.data import DataLoader, VolumeDataset, VolumeFiles
-from sgpu.data.eviction import CachedFile, choose
-from sgpu.data.private import private_root
-from sgpu.data.room import STATE
+from sgpu.data.caching.eviction import CachedFile, choose
+from sgpu.data.caching.private import private_root
+from sgpu.data.caching.room import STATE
 from tests.data.conftest import MakeVolume, being, eventually
 from tests.data.samples import Wrapped
 
@@ -42,7 +42,7 @@ def arm(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Any:
     def setting(points: str) -> pathlib.Path:
         monkeypatch.setenv("SGPU_FAILPOINT", points)
         monkeypatch.setenv("SGPU_FAILPOINT_LOG", str(log))
-        monkeypatch.setattr(sgpu.data.reading, "_BACKOFF_SECONDS", 0.001)
+        monkeypatch.setattr(sgpu.data.caching.reading, "_BACKOFF_SECONDS", 0.001)
         failpoints.reset()
         return log
 
@@ -380,7 +380,7 @@ class Flipping(MemoryFileSystem):  # type: ignore[misc]
 
 
 def test_damaged_downloads_are_seen_by_checksum_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sgpu.data.reading, "_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(sgpu.data.caching.reading, "_BACKOFF_SECONDS", 0.001)
     fsspec.register_implementation("flipping", Flipping, clobber=True)
     store = fsspec.filesystem("flipping")
     for number in range(5):

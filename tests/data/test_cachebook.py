@@ -14,9 +14,9 @@ from sgpu.cli import app
 from sgpu.contract import atomic
 from sgpu.contract.errors import InputError
 from sgpu.data import VolumeDataset
-from sgpu.data.cachebook import CacheBook
-from sgpu.data.room import STATE
-from sgpu.data.sums import Sum, Sums
+from sgpu.data.caching.cachebook import CacheBook
+from sgpu.data.caching.room import STATE
+from sgpu.data.caching.sums import Sum, Sums
 from tests.data.conftest import MakeVolume
 
 

@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import RandomSampler
 
 from sgpu.data import DataLoader
-from sgpu.data.draws import parts_of
-from sgpu.data.generators import reseed
+from sgpu.data.ordering.draws import parts_of
+from sgpu.data.ordering.generators import reseed
 from tests.data.samples import Drawing, Uneven
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # few CPUs are no fault here

@@ -17,7 +17,7 @@ from torch.utils.data import SequentialSampler
 
 from sgpu.contract.errors import InputError, PositionError
 from sgpu.data import DataLoader, VolumeDataset, gather_batches
-from sgpu.data.walk import WalkPlan, walk
+from sgpu.data.ordering.walk import WalkPlan, walk
 from tests.data.conftest import MakeVolume, being
 from tests.data.samples import Doubling, Numbers, Uneven, Wrapped
 

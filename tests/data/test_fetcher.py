@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from sgpu.data import DataLoader, VolumeDataset, VolumeFiles
-from sgpu.data.fetcher import Bounds, Fetcher, bounds
-from sgpu.data.flight import Flight
+from sgpu.data.fetching.fetcher import Bounds, Fetcher, bounds
+from sgpu.data.fetching.flight import Flight
+from sgpu.data.ordering.walk import WalkPlan, walk
 from sgpu.data.source import Source, SourceOptions
-from sgpu.data.walk import WalkPlan, walk
 from tests.data.conftest import MakeVolume, being, eventually
 from tests.data.samples import Numbers, Wrapped
 
@@ -29,7 +29,7 @@ def fetchers() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children(recursive=True):
         try:
-            if "sgpu.data.fetcher" in child.cmdline():
+            if "sgpu.data.fetching.fetcher" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue
@@ -182,7 +182,7 @@ time.sleep(600)
     fetcher = psutil.Process(int(parent.stdout.readline()))
     others = psutil.Process(parent.pid).children(recursive=True)
     assert len(others) == 2
-    assert "sgpu.data.fetcher" in fetcher.cmdline()
+    assert "sgpu.data.fetching.fetcher" in fetcher.cmdline()
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()

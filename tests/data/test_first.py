@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sgpu.data import DataLoader, VolumeDataset, ahead, first
-from sgpu.data.first import FirstFiles
+from sgpu.data.fetching.first import FirstFiles
 from sgpu.data.source import Source, SourceOptions
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.folder import FolderVolume

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from sgpu.data.flight import Flight
-from sgpu.data.lanes import Lanes
+from sgpu.data.fetching.flight import Flight
+from sgpu.data.fetching.lanes import Lanes
 
 LATENCY_SECONDS, BANDWIDTH, SIZE = 0.02, 100e6, 100_000.0
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from sgpu.data import generators
-from sgpu.data.generators import preserved, seed_all
+from sgpu.data.ordering import generators
+from sgpu.data.ordering.generators import preserved, seed_all
 
 
 def all_states() -> tuple[Any, ...]:

@@ -12,8 +12,8 @@ from torch.utils.data import SequentialSampler
 
 from sgpu.contract.errors import InputError, PositionError
 from sgpu.data import DataLoader, VolumeDataset
-from sgpu.data.order import order
-from sgpu.data.walk import walk
+from sgpu.data.ordering.order import order
+from sgpu.data.ordering.walk import walk
 from tests.data.conftest import MakeVolume, being
 from tests.data.samples import Doubling, Numbers, Uneven, Wrapped
 

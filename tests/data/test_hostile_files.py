@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from sgpu.contract.errors import ListingChangedError
 from sgpu.data import DataLoader, VolumeDataset
-from sgpu.data.sums import crc_of_path
+from sgpu.data.caching.sums import crc_of_path
 from sgpu.data.volumes.folder import FolderVolume
 from sgpu.data.volumes.holes import crc_after_zeros
 from tests.data.conftest import being

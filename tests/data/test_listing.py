@@ -13,13 +13,13 @@ import pytest
 
 from sgpu.contract.errors import InputError, ListingChangedError, VolumeError
 from sgpu.data import VolumeDataset, VolumeFiles
-from sgpu.data.finding import list_volume
-from sgpu.data.listing import Listing, difference, shared_listing, write_listing
-from sgpu.data.pattern import compile_pattern
 from sgpu.data.volumes import folder as folder_volumes
 from sgpu.data.volumes.entry import Entry
+from sgpu.data.volumes.finding import list_volume
 from sgpu.data.volumes.folder import FolderVolume
+from sgpu.data.volumes.listing import Listing, difference, shared_listing, write_listing
 from sgpu.data.volumes.opening import open_volume
+from sgpu.data.volumes.pattern import compile_pattern
 from sgpu.data.volumes.versions import stamp_of
 
 
@@ -237,7 +237,7 @@ def test_another_listing_is_refused_with_the_difference(tmp_path: pathlib.Path) 
 
 def test_the_package_and_the_fetcher_load_no_torch() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", "import sgpu.data.fetcher, sys; print({'torch', 'fsspec'} & sys.modules.keys())"],
+        [sys.executable, "-c", "import sgpu.data.fetching.fetcher, sys; print({'torch', 'fsspec'} & {*sys.modules})"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == "set()"

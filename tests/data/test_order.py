@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sgpu.data.order import fold, mix, mixed, mixed_all, order
+from sgpu.data.ordering.order import fold, mix, mixed, mixed_all, order
 
 
 @given(samples=st.integers(1, 20_000), seed=st.integers(-(2**80), 2**80), epoch=st.integers(0, 10**6))

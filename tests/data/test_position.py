@@ -5,7 +5,7 @@ import random
 import pytest
 
 from sgpu.contract.errors import InputError, PositionError
-from sgpu.data.position import Plan
+from sgpu.data.ordering.position import Plan
 
 
 def test_parts_of_a_step_are_neighbours_of_nearly_equal_size() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sgpu.data.queues import DirectQueue, with_direct_queues
-from sgpu.data.streams import Envelope, Kind
+from sgpu.data.positions.streams import Envelope, Kind
+from sgpu.data.workers.queues import DirectQueue, with_direct_queues
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_full_pipe_is_not_waited_for(queue: Any) -> None:
 
 
 def test_a_lock_that_somebody_died_with_is_not_waited_for(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sgpu.data.queues._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("sgpu.data.workers.queues._PATIENCE_SECONDS", 0.0)
     with queue._wlock:
         queue.put(1)
         queue.put(2)
@@ -68,7 +68,7 @@ class Counted:
 
 def test_nothing_is_pickled_twice(queue: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would leave a file open for each shared tensor."""
-    monkeypatch.setattr("sgpu.data.queues._is_ready", lambda _: False)
+    monkeypatch.setattr("sgpu.data.workers.queues._is_ready", lambda _: False)
     counted = Counted()
     queue.put((1, counted))
     assert received(queue, 1) == [(1, 5)]

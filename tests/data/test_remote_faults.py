@@ -14,7 +14,7 @@ from typing import Any
 import fsspec
 import pytest
 
-import sgpu.data.reading
+import sgpu.data.caching.reading
 from sgpu.contract.errors import FetchError, InputError
 from sgpu.data import VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
@@ -79,7 +79,7 @@ def server(tmp_path: pathlib.Path, request: pytest.FixtureRequest) -> Iterator[i
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sgpu.data.reading, "_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(sgpu.data.caching.reading, "_BACKOFF_SECONDS", 0.001)
 
 
 @pytest.mark.parametrize("fault", ["reset", "unavailable", "cut_reply", "hold", "stall_reply"])

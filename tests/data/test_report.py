@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sgpu.data import DataLoader, VolumeDataset
-from sgpu.data.report import LoaderReport, Measured, report_of
+from sgpu.data.measuring.report import LoaderReport, Measured, report_of
+from sgpu.data.measuring.work import Work
 from sgpu.data.source import Source
-from sgpu.data.work import Work
 from tests.data.conftest import MakeVolume
 from tests.data.samples import Numbers
 

@@ -13,9 +13,9 @@ import pytest
 
 from sgpu.contract.errors import InputError
 from sgpu.data import VolumeFiles
-from sgpu.data import room as rooms
-from sgpu.data.counters import Counters
-from sgpu.data.room import STATE, Room
+from sgpu.data.caching import room as rooms
+from sgpu.data.caching.room import STATE, Room
+from sgpu.data.measuring.counters import Counters
 from tests.data.conftest import MakeVolume
 
 

@@ -16,7 +16,7 @@ import botocore.auth
 import fsspec
 import pytest
 
-import sgpu.data.reading
+import sgpu.data.caching.reading
 from sgpu.contract.errors import DataError, FetchError, ListingChangedError, VolumeError
 from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles, child
 from sgpu.data.volumes import url as url_volumes
@@ -63,7 +63,7 @@ def test_every_byte_size_and_etag(
 def test_credentials_that_expire_are_renewed_without_a_retry(
     s3: str, s3_server: S3, files: dict[str, bytes], proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch  # noqa: F811
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(sgpu.data.reading, "_BACKOFF_SECONDS", 0.001)
+    monkeypatch.setattr(sgpu.data.caching.reading, "_BACKOFF_SECONDS", 0.001)
     volume = VolumeDataset(s3, credentials=keys.for_s3)
     paths = iter(volume)
     got = {volume.relative_path(path): pathlib.Path(path).read_bytes() for path in islice(paths, 4)}
@@ -233,7 +233,7 @@ def test_what_obstore_fails_at_is_asked_of_s3fs(
 
 READS_ALL = """
 import json, sys
-from sgpu.data import child
+from sgpu.data.fetching import child
 
 told, source = child.begin()
 bodies = [source.volume.body(entry) for entry in source.listing.entries()]

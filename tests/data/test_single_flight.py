@@ -12,8 +12,8 @@ import threading
 
 import pytest
 
-from sgpu.data import single_flight
-from sgpu.data.single_flight import SingleFlight
+from sgpu.data.processes import single_flight
+from sgpu.data.processes.single_flight import SingleFlight
 from tests.data.conftest import eventually
 
 
@@ -71,7 +71,7 @@ def test_threads_take_turns(file: str) -> None:
 def test_a_killed_process_frees_its_own_though_its_fork_lives(file: str, impatient: None) -> None:
     text = f"""
 import os, sys, time
-from sgpu.data.single_flight import SingleFlight
+from sgpu.data.processes.single_flight import SingleFlight
 flights = SingleFlight({file!r})
 flights.take("a")
 if os.fork() == 0:

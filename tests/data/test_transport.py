@@ -20,9 +20,9 @@ from torch.utils.data import Dataset
 
 from sgpu.contract.errors import DataError
 from sgpu.data import DataLoader
-from sgpu.data.slots import Slots
-from sgpu.data.streams import Envelope, Kind, itself
-from sgpu.data.transport import Sealing, seal
+from sgpu.data.positions.streams import Envelope, Kind, itself
+from sgpu.data.workers.slots import Slots
+from sgpu.data.workers.transport import Sealing, seal
 from tests.data.batches import Everything, assert_same, everything
 from tests.data.samples import Numbers
 
@@ -182,8 +182,8 @@ def test_what_does_not_fit_again_and_again_is_tried_less_often(monkeypatch: pyte
     def refuse(envelope: Envelope, *_: Any) -> None:
         tried.append(envelope.number)
 
-    monkeypatch.setattr("sgpu.data.transport.seal", refuse)
-    monkeypatch.setattr("sgpu.data.transport.get_worker_info", lambda: SimpleNamespace(id=0))
+    monkeypatch.setattr("sgpu.data.workers.transport.seal", refuse)
+    monkeypatch.setattr("sgpu.data.workers.transport.get_worker_info", lambda: SimpleNamespace(id=0))
     sealing = Sealing(itself)
     sealing.slots = slots
     envelopes = [Envelope(Kind.BATCH, number, 0) for number in range(300)]

@@ -13,8 +13,8 @@ import pytest
 
 from sgpu.contract.errors import FetchError
 from sgpu.data import DataLoader, VolumeDataset
+from sgpu.data.fetching.warming import Progress, Warming, wanted
 from sgpu.data.source import Source, SourceOptions
-from sgpu.data.warming import Progress, Warming, wanted
 from tests.data.conftest import MakeVolume
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from sgpu.contract.errors import PositionError
 from sgpu.data.dataset import shared_numbers
-from sgpu.data.order import order
-from sgpu.data.position import Plan
-from sgpu.data.sizes import Batching, sizes_of
-from sgpu.data.streams import Field, PlannedStream, itself, planned
+from sgpu.data.ordering.order import order
+from sgpu.data.ordering.position import Plan
+from sgpu.data.ordering.sizes import Batching, sizes_of
+from sgpu.data.positions.streams import Field, PlannedStream, itself, planned
 
 
 @dataclass(frozen=True, kw_only=True)

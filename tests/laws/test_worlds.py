@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 
 from sgpu import CheckpointPolicy
 from sgpu.data import DataLoader, VolumeDataset
-from sgpu.data.order import order
+from sgpu.data.ordering.order import order
 from sgpu.testing.laws.fresh import FAILED, FreshProcesses
 from sgpu.testing.laws.worker import become_worker, make_run
 from sgpu.training import TrainLoop, seed_everything

@@ -15,7 +15,7 @@ from sgpu.data.formats.base import ManyDataset, Transform, told
 from sgpu.data.formats.delta import DeltaFiles, is_delta, open_delta
 from sgpu.data.formats.groups import Layout, is_arrow, layout_of, local_reader
 from sgpu.data.formats.optional import optional
-from sgpu.data.order import mix, order
+from sgpu.data.ordering.order import mix, order
 from sgpu.data.source import Source, options_of
 
 _ROWS_AT_ONCE = 1024

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 import fsspec
 
 from sgpu.contract.errors import VolumeError
-from sgpu.data.forking import anew_in_forks
+from sgpu.data.processes.forking import anew_in_forks
 from sgpu.data.volumes.access import access_now, access_of, is_plain
 from sgpu.data.volumes.credentials import is_refused, provider_of
 from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of

@@ -24,9 +24,9 @@ from sgpu.checkpoint.restoring.restore import Restorer
 from sgpu.checkpoint.stores.store import Store
 from sgpu.checkpoint.writing import commit, write
 from sgpu.checkpoint.writing.job import SaveJob
-from sgpu.data.cache import Cache
-from sgpu.data.planned import Planned
-from sgpu.data.room import Room
+from sgpu.data.caching.cache import Cache
+from sgpu.data.caching.room import Room
+from sgpu.data.positions.planned import Planned
 from sgpu.training.meter import Meter
 
 GLOBAL_BATCH = 4

@@ -1,0 +1,1 @@
+"""The node's copies of a volume's files: brought once, checked, and gone when room is wanted."""

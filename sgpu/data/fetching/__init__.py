@@ -1,0 +1,1 @@
+"""Files come here before they are wanted."""

@@ -1,0 +1,1 @@
+"""Where a loader is in its data, whatever kind of data that is."""

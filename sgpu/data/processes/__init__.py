@@ -1,0 +1,1 @@
+"""What processes of a node share, copy and outlive."""

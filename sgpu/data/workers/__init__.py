@@ -1,0 +1,1 @@
+"""Batches on their way from a loader's worker processes."""
