@@ -47,10 +47,19 @@ class S3:
         }  # fmt: skip
 
 
+_LANES, _LANE_PORTS = 150, 16
+
+
 def _free_ports(count: int) -> list[int]:
-    """The server listens on each port + 10000 too."""
+    """The server listens on each port + 10000 too.
+
+    What is free now may be taken before a server comes to it: so that no other test process looks where this one does,
+    it begins in a lane of its own. All are below those that connections are given (32768 and up).
+    """
+    lane, ports = os.getpid() % _LANES, _LANES * _LANE_PORTS
     found: list[int] = []
-    for port in range(20_000 + os.getpid() % 5_000, 40_000):
+    for place in range(ports):
+        port = 20_000 + (lane * _LANE_PORTS + place) % ports
         try:
             with socket.create_server(("127.0.0.1", port)), socket.create_server(("127.0.0.1", port + 10_000)):
                 found.append(port)
@@ -94,17 +103,17 @@ def running_s3(folder: pathlib.Path) -> Iterator[S3]:
             preexec_fn=functools.partial(process_contract.die_with_parent, os.getpid()),
         )  # fmt: skip
     try:
-        _wait_until_it_writes(server, process)
+        _wait_until_it_writes(server, process, folder / "log")
         yield server
     finally:
         process.kill()
         process.wait()
 
 
-def _wait_until_it_writes(server: S3, process: subprocess.Popen[bytes]) -> None:
+def _wait_until_it_writes(server: S3, process: subprocess.Popen[bytes], log: pathlib.Path) -> None:
     deadline = time.monotonic() + 60
     while True:
-        assert process.poll() is None, "the S3 server ended"
+        assert process.poll() is None, f"the S3 server ended: {log.read_text()[-2000:]}"
         files = s3fs.S3FileSystem(
             key=server.key, secret=server.secret, endpoint_url=f"http://127.0.0.1:{server.port}",
             skip_instance_cache=True, client_kwargs={"region_name": "us-east-1"},
@@ -114,7 +123,7 @@ def _wait_until_it_writes(server: S3, process: subprocess.Popen[bytes]) -> None:
             files.pipe_file("bucket/ready", b"1")
             return
         except Exception:
-            assert time.monotonic() < deadline, "the S3 server did not become ready"
+            assert time.monotonic() < deadline, f"the S3 server did not become ready: {log.read_text()[-2000:]}"
             time.sleep(0.2)
 
 

@@ -9,7 +9,10 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import fsspec
@@ -21,7 +24,7 @@ from sgpu.contract import failpoint as failpoints
 from sgpu.contract.errors import FetchError, InputError, ListingChangedError
 from sgpu.data import DataLoader, VolumeDataset, VolumeFiles
 from sgpu.data.caching.eviction import CachedFile, choose
-from sgpu.data.caching.private import private_root
+from sgpu.data.caching.private import PrivateCopies, private_root
 from sgpu.data.caching.room import STATE
 from tests.data.conftest import MakeVolume, being, eventually
 from tests.data.samples import Wrapped
@@ -329,6 +332,20 @@ def test_the_setting_of_free_disk_counts(make_volume: MakeVolume, monkeypatch: p
     monkeypatch.setenv("SGPU_MIN_FREE_DISK_BYTES", "12345")
     assert VolumeDataset(make_volume(3)).source.cache.room.min_free_bytes == 12345
     assert VolumeDataset(make_volume(3), min_free_disk_bytes=7).source.cache.room.min_free_bytes == 7
+
+
+def test_threads_that_first_find_no_room_at_once_keep_their_copies_together(tmp_path: pathlib.Path) -> None:
+    def placed(copies: PrivateCopies, beginning: threading.Barrier, number: int) -> str:
+        beginning.wait()
+        place = copies.place(f"{number}.bin")
+        copies.keep(place)
+        return place
+
+    for _ in range(20):
+        copies = PrivateCopies("volume", str(tmp_path))
+        with ThreadPoolExecutor(8) as pool:
+            places = pool.map(partial(placed, copies, threading.Barrier(8, timeout=60)), range(8))
+        assert len({pathlib.Path(place).relative_to(private_root()).parts[0] for place in places}) == 1
 
 
 def test_private_copies_around_the_cache_keep_their_names_and_go(make_volume: MakeVolume) -> None:

@@ -7,6 +7,7 @@ import pathlib
 import pickle
 import shutil
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from sgpu.contract.errors import InputError
 from sgpu.data import VolumeFiles
 from sgpu.data.caching import room as rooms
+from sgpu.data.caching.ledger import Ledger
 from sgpu.data.caching.room import STATE, Room
 from sgpu.data.measuring.counters import Counters
 from tests.data.conftest import MakeVolume
@@ -24,21 +26,36 @@ def made(root: pathlib.Path) -> Room:
 
 
 def test_threads_that_open_the_ledger_at_once_open_one(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    room, opening, opened = made(tmp_path), threading.Barrier(2, timeout=60), rooms._Opened
+    room, beginning, opened = made(tmp_path), threading.Barrier(8, timeout=60), list[pathlib.Path]()
 
-    class Together(opened):  # type: ignore[misc, valid-type]
-        def __init__(self, file: pathlib.Path) -> None:
-            super().__init__(file)
-            opening.wait()
+    def opened_slowly(file: pathlib.Path) -> Ledger:
+        opened.append(file)
+        time.sleep(0.05)
+        return Ledger(file)
 
-    monkeypatch.setattr(rooms, "_Opened", Together)
-    threads = [threading.Thread(target=room.used_bytes) for _ in range(2)]
+    def use() -> None:
+        beginning.wait()
+        room.used_bytes()
+
+    monkeypatch.setattr(rooms, "Ledger", opened_slowly)
+    threads = [threading.Thread(target=use) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert opening.n_waiting == 0
-    assert len(room._opened) == 1
+    assert opened == [tmp_path / STATE / "usage"]
+
+
+def test_all_who_live_in_a_cache_that_is_removed_go_on_with_one_ledger(tmp_path: pathlib.Path) -> None:
+    first, second = made(tmp_path / "cache"), made(tmp_path / "cache")
+    assert first.used_bytes() == second.used_bytes() == 0
+    shutil.rmtree(tmp_path / "cache")
+    part = first.reserve(1000)
+    assert part is not None
+    os.close(part.descriptor)
+    assert second.used_bytes() == 1000
+    second.release(part.path, 1000)
+    assert first.used_bytes() == 0
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")

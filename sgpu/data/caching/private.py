@@ -7,11 +7,13 @@ import os
 import pathlib
 import shutil
 import tempfile
+import threading
 import weakref
 from collections import deque
 
 from sgpu.contract.errors import VolumeError
 from sgpu.data.processes import living
+from sgpu.data.processes.forking import anew_in_forks
 
 _KEPT = 4096
 _serial = itertools.count()
@@ -23,7 +25,13 @@ class PrivateCopies:
     def __init__(self, volume: str, url: str) -> None:
         self._volume, self._url = volume, url
         self.kept = _KEPT
-        self._opened: tuple[int, pathlib.Path, deque[str]] | None = None
+        self.begin_anew()
+        anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """For a forked process: what its parent keeps goes with that."""
+        self._opened: tuple[pathlib.Path, deque[str]] | None = None
+        self._opening = threading.Lock()
 
     def place(self, path: str) -> str:
         """Where to put the file; labels are in the folders' names, so these stay."""
@@ -40,17 +48,21 @@ class PrivateCopies:
             shutil.rmtree(held.popleft(), ignore_errors=True)
 
     def _folder(self) -> tuple[pathlib.Path, deque[str]]:
-        if self._opened is None or self._opened[0] != os.getpid():
-            above = private_root()
-            above.mkdir(exist_ok=True, mode=0o700)
-            if above.is_symlink() or above.stat().st_uid != os.getuid():
-                raise VolumeError(f"{above} belongs to somebody else; remove it or set TMPDIR", url=self._url)
-            living.sweep(above)
-            folder = above / living.new_name()
-            folder.mkdir(mode=0o700)
-            self._opened = os.getpid(), folder, deque()
-            weakref.finalize(self, living.remove_own, folder, os.getpid())
-        return self._opened[1], self._opened[2]
+        with self._opening:
+            if self._opened is None:
+                self._opened = self._new_folder(), deque()
+            return self._opened
+
+    def _new_folder(self) -> pathlib.Path:
+        above = private_root()
+        above.mkdir(exist_ok=True, mode=0o700)
+        if above.is_symlink() or above.stat().st_uid != os.getuid():
+            raise VolumeError(f"{above} belongs to somebody else; remove it or set TMPDIR", url=self._url)
+        living.sweep(above)
+        folder = above / living.new_name()
+        folder.mkdir(mode=0o700)
+        weakref.finalize(self, living.remove_own, folder, os.getpid())
+        return folder
 
 
 def private_root() -> pathlib.Path:

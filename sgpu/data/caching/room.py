@@ -1,59 +1,33 @@
 """How much the cache may still take (one small ledger that all processes of the node share), and who lives in it.
 
-The ledger is two numbers under a lock: bytes in the cache, files on their way included, and bytes still on their way.
-A process that dies leaves them too high; they are counted anew from the files whenever room runs out.
+A process that dies leaves the ledger's numbers too high; they are counted anew from the files whenever room runs out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import mmap
 import os
 import pathlib
-import struct
 import threading
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from sgpu.contract.errors import InputError
 from sgpu.data.caching import tenants
 from sgpu.data.caching.eviction import CachedFile, choose
+from sgpu.data.caching.ledger import Ledger, Used
 from sgpu.data.processes import living
+from sgpu.data.processes.forking import anew_in_forks
 from sgpu.data.volumes.listing import Listing
 
 STATE = ".state"
-_LEDGER = struct.Struct("<qq")
-_UNKNOWN = _LEDGER.pack(-1, -1)
 _TRUSTED_SECONDS = 0.1  # what the disk has free, while that is far more than what is wanted
 _PLENTY_BYTES = 1 << 30
 _PLENTY_FOR_SMALL_BYTES = 64 << 20
 _FULL_SECONDS = 30.0
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL
-
-
-class _Opened:
-    """The ledger in one process.
-
-    Attributes:
-        in_turn: one of its threads has the ledger.
-    """
-
-    def __init__(self, file: pathlib.Path) -> None:
-        self.lock, self.in_turn = threading.RLock(), False
-        self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
-        weakref.finalize(self, os.close, self.descriptor).atexit = False
-        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
-        try:
-            if os.fstat(self.descriptor).st_size != _LEDGER.size:
-                os.pwrite(self.descriptor, _UNKNOWN, 0)
-                os.ftruncate(self.descriptor, _LEDGER.size)
-            self.numbers = mmap.mmap(self.descriptor, _LEDGER.size)
-        finally:
-            fcntl.flock(self.descriptor, fcntl.LOCK_UN)
 
 
 class Part(NamedTuple):
@@ -77,71 +51,66 @@ class Room:
         self._make_folders()
         disk = os.statvfs(root)
         self.min_free_bytes = disk.f_blocks * disk.f_frsize // 10 if min_free_bytes is None else min_free_bytes
-        self._opened = dict[int, _Opened]()  # by process: a fork shares its parent's locks, and takes its own
         self._looked = 0.0, 0  # when the disk was asked last (monotonic), and the bytes that were free
         self._full: tuple[float, int] | None = None
+        self.begin_anew()
+        anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """For a forked process: it shares its parent's locks, and takes its own."""
+        self._ledger: Ledger | None = None
+        self._opening = threading.Lock()
 
     def _make_folders(self) -> None:
         for name in ("claims", "parts", "counters"):
             (self.state / name).mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def _begin_anew(self) -> None:
-        """Somebody removed the cache under us: others will keep another ledger."""
-        self._make_folders()
-        opened = self._opened.get(os.getpid())
-        if opened is not None and os.fstat(opened.descriptor).st_nlink == 0:
-            self._opened.pop(os.getpid(), None)
-
     @contextlib.contextmanager
-    def turn(self) -> Iterator[mmap.mmap]:
+    def turn(self) -> Iterator[Ledger]:
         """The ledger, locked; within it further turns cost nothing.
 
         All processes of the node wait for each other here, so that nothing slow belongs into it.
         """
-        pid = os.getpid()
-        opened = self._opened.get(pid) or self._opened.setdefault(pid, _Opened(self.state / "usage"))
-        with opened.lock:
-            is_outer = not opened.in_turn
-            if is_outer:
-                fcntl.flock(opened.descriptor, fcntl.LOCK_EX)
-                opened.in_turn = True
-            try:
-                if opened.numbers[:] == _UNKNOWN:
-                    used, coming, _ = self._count()
-                    self._write(opened.numbers, used, coming)
-                yield opened.numbers
-            finally:
-                if is_outer:
-                    opened.in_turn = False
-                    fcntl.flock(opened.descriptor, fcntl.LOCK_UN)
+        ledger, is_outer = self._take_turn()
+        try:
+            if ledger.read() is None:
+                ledger.write(self._count()[0])
+            yield ledger
+        finally:
+            ledger.end_turn(is_outer)
 
-    def _read(self, ledger: mmap.mmap) -> tuple[int, int]:
-        used, coming = _LEDGER.unpack_from(ledger)
-        return used, coming
-
-    def _write(self, ledger: mmap.mmap, used: int, coming: int) -> None:
-        _LEDGER.pack_into(ledger, 0, max(0, used), max(0, coming))
+    def _take_turn(self) -> tuple[Ledger, bool]:
+        while True:
+            with self._opening:
+                if self._ledger is None:
+                    self._make_folders()
+                    self._ledger = Ledger(self.state / "usage")
+                ledger = self._ledger
+            is_outer = ledger.take_turn()
+            if not is_outer or not ledger.is_removed():
+                return ledger, is_outer
+            ledger.end_turn(is_outer)  # the cache was removed under us; all who live in it open the new one
+            with self._opening:
+                self._ledger = None if self._ledger is ledger else self._ledger
 
     def used_bytes(self) -> int:
         with self.turn() as ledger:
-            return self._read(ledger)[0]
+            return _counted(ledger).total_bytes
 
-    def _lack(self, used: int, coming: int, size: int) -> int:
+    def _lack(self, used: Used, size: int) -> int:
         """Bytes that are wanting for `size` more; 0 or less: it fits."""
-        wanted = self.min_free_bytes + coming + size
+        wanted = self.min_free_bytes + used.coming_bytes + size
         now = time.monotonic()
         if now - self._looked[0] > _TRUSTED_SECONDS or wanted > self._looked[1] - _PLENTY_BYTES:
             disk = os.statvfs(self.root)
             self._looked = now, disk.f_bavail * disk.f_frsize
         lack = wanted - self._looked[1]
-        return lack if self.limit_bytes is None else max(lack, used + size - self.limit_bytes)
+        return lack if self.limit_bytes is None else max(lack, used.total_bytes + size - self.limit_bytes)
 
     def has_plenty(self, size: int) -> bool:
         """Whether there is far more room than this: a guess that takes no turn."""
-        opened = self._opened.get(os.getpid())
-        if opened is None or opened.numbers[:] == _UNKNOWN:
-            return False
-        return self._lack(*self._read(opened.numbers), size + _PLENTY_FOR_SMALL_BYTES) <= 0
+        used = None if self._ledger is None else self._ledger.read()
+        return used is not None and self._lack(used, size + _PLENTY_FOR_SMALL_BYTES) <= 0
 
     def reserve(self, size: int) -> Part | None:
         """Takes room for a file that is about to come, if need be by evicting others.
@@ -162,7 +131,7 @@ class Room:
                 for part, size in zip(parts, sizes, strict=True):
                     if part is not None and self._admit(ledger, size):
                         os.ftruncate(part.descriptor, size)
-                        self._add(ledger, size, size)
+                        _add(ledger, size, size)
                         admitted.add(part)
         finally:
             for part in parts:
@@ -180,24 +149,24 @@ class Room:
             try:
                 return Part(path, os.open(path, _NEW, 0o600))
             except FileNotFoundError:
-                self._begin_anew()
+                self._make_folders()  # somebody removed the cache under us
                 return Part(path, os.open(path, _NEW, 0o600))
         except OSError as problem:
             if is_disk_full(problem):
                 return None
             raise
 
-    def _admit(self, ledger: mmap.mmap, wanted: int) -> bool:
-        used, coming = self._read(ledger)
-        if self._lack(used, coming, wanted) <= 0:
+    def _admit(self, ledger: Ledger, wanted: int) -> bool:
+        used = _counted(ledger)
+        if self._lack(used, wanted) <= 0:
             return True
-        if self._known_full(used):
+        if self._known_full(used.total_bytes):
             return False
-        used, coming = self._make_room(wanted)
-        self._write(ledger, used, coming)
-        if self._lack(used, coming, wanted) <= 0:
+        used = self._make_room(wanted)
+        ledger.write(used)
+        if self._lack(used, wanted) <= 0:
             return True
-        self._full = time.monotonic(), used
+        self._full = time.monotonic(), used.total_bytes
         return False
 
     def _known_full(self, used: int) -> bool:
@@ -206,53 +175,49 @@ class Room:
     def recount(self) -> int:
         """Makes the ledger what is on the disk; for who removed files otherwise. Returns the bytes in use."""
         with self.turn() as ledger:
-            used, coming, _ = self._count()
-            self._write(ledger, used, coming)
-        return used
+            used, _ = self._count()
+            ledger.write(used)
+        return used.total_bytes
 
     def arrive(self, part: str, path: str, size: int, replaced: int = 0) -> None:
         """Puts a reserved file into its place; `replaced` bytes of an old version go."""
         with self.turn() as ledger:
             os.replace(part, path)
-            self._add(ledger, -replaced, -size)
+            _add(ledger, -replaced, -size)
 
     def release(self, part: str, size: int) -> None:
         """A reserved file did not come."""
         with self.turn() as ledger:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
-            self._add(ledger, -size, -size)
+            _add(ledger, -size, -size)
 
     def removed(self, size: int) -> None:
         with self.turn() as ledger:
-            self._add(ledger, -size, 0)
+            _add(ledger, -size, 0)
 
-    def _add(self, ledger: mmap.mmap, used_by: int, coming_by: int) -> None:
-        used, coming = self._read(ledger)
-        self._write(ledger, used + used_by, coming + coming_by)
-
-    def _make_room(self, wanted: int) -> tuple[int, int]:
+    def _make_room(self, wanted: int) -> Used:
         living.sweep(self.state / "parts")
-        used, coming, files = self._count()
-        for file in choose(files, self._lack(used, coming, wanted)):
+        used, files = self._count()
+        for file in choose(files, self._lack(used, wanted)):
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(file.path)
-            used -= file.size_bytes
-        return used, coming
+            used = used._replace(total_bytes=used.total_bytes - file.size_bytes)
+        return used
 
-    def _count(self) -> tuple[int, int, list[CachedFile]]:
-        """Bytes in the cache, bytes of them still to be written, and the files: from the disk, not from memory."""
+    def _count(self) -> tuple[Used, list[CachedFile]]:
+        """What is used, and the files: from the disk, not from memory."""
         listings = tenants.live_listings(self.state / "claims")
         files = [
             file for volume in self.volumes() for file in tenants.cached_files(volume, listings.get(volume.name, []))
         ]
-        used = coming = 0
+        total = coming = 0
         for part in (self.state / "parts").iterdir():
             with contextlib.suppress(FileNotFoundError):
                 status = part.stat()
-                used += status.st_size
+                total += status.st_size
                 coming += max(0, status.st_size - status.st_blocks * 512)
-        return used + sum(file.size_bytes for file in files), coming, files
+        return Used(total + sum(file.size_bytes for file in files), coming), files
 
     def volumes(self) -> list[pathlib.Path]:
         return [path for path in self.root.iterdir() if path.name != STATE and path.is_dir()]
@@ -271,7 +236,7 @@ class Room:
         dead = living.sweep(self.state / "parts")
         if dead:
             with self.turn() as ledger:
-                self._add(ledger, -dead, -dead)
+                _add(ledger, -dead, -dead)
         living.sweep(self.state / "claims")
         living.sweep(self.state / "counters")
         try:
@@ -288,6 +253,17 @@ class Room:
     def claimed(self) -> set[str]:
         """Volumes that a living process uses."""
         return set(tenants.live_listings(self.state / "claims"))
+
+
+def _counted(ledger: Ledger) -> Used:
+    used = ledger.read()
+    assert used is not None, "a turn begins with a count"
+    return used
+
+
+def _add(ledger: Ledger, total_bytes: int, coming_bytes: int) -> None:
+    used = _counted(ledger)
+    ledger.write(Used(used.total_bytes + total_bytes, used.coming_bytes + coming_bytes))
 
 
 def is_disk_full(problem: OSError) -> bool:

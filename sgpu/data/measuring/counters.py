@@ -9,19 +9,11 @@ import struct
 import threading
 from dataclasses import dataclass
 
+from sgpu.data.processes.forking import anew_in_forks
+
 _FIELDS = ("requests", "downloads", "downloaded_bytes", "retries", "bypassed", "waits")
 _PLACES = {name: place for place, name in enumerate(_FIELDS)}
 _FORMAT = struct.Struct(f"={len(_FIELDS)}q")
-
-_opening = threading.Lock()
-
-
-def _forked() -> None:
-    global _opening
-    _opening = threading.Lock()  # another thread may have held it
-
-
-os.register_at_fork(after_in_child=_forked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,15 +40,21 @@ class Counters:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
-        self._mine: tuple[int, memoryview, threading.Lock] | None = None
+        self.begin_anew()
+        anew_in_forks(self)
+
+    def begin_anew(self) -> None:
+        """For a forked process: it counts in a file of its own."""
+        self._mine: tuple[memoryview, threading.Lock] | None = None
+        self._opening = threading.Lock()
 
     def __getstate__(self) -> pathlib.Path:
         return self.folder
 
     def __setstate__(self, folder: pathlib.Path) -> None:
-        self.folder, self._mine = folder, None
+        self.__init__(folder)  # type: ignore[misc]
 
-    def _open(self) -> tuple[int, memoryview, threading.Lock]:
+    def _open(self) -> tuple[memoryview, threading.Lock]:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(self.folder / str(os.getpid()), os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -66,20 +64,19 @@ class Counters:
                 mapped = mmap.mmap(descriptor, _FORMAT.size)
             except (OSError, ValueError):
                 mapped = mmap.mmap(-1, _FORMAT.size)  # nobody reads these: only counts are lost
-            return os.getpid(), memoryview(mapped).cast("q"), threading.Lock()
+            return memoryview(mapped).cast("q"), threading.Lock()
         finally:
             os.close(descriptor)
 
-    def _opened(self) -> tuple[int, memoryview, threading.Lock]:
-        with _opening:  # who opened it a second time would begin at 0 again
-            if self._mine is None or self._mine[0] != os.getpid():
+    def _opened(self) -> tuple[memoryview, threading.Lock]:
+        with self._opening:  # who opened it a second time would begin at 0 again
+            if self._mine is None:
                 self._mine = self._open()
             return self._mine
 
     def add(self, **amounts: int) -> None:
         """Adds to the fields of `CacheCounts` by name."""
-        mine = self._mine
-        _, numbers, lock = mine if mine is not None and mine[0] == os.getpid() else self._opened()
+        numbers, lock = self._mine or self._opened()
         with lock:
             for name, amount in amounts.items():
                 numbers[_PLACES[name]] += amount
