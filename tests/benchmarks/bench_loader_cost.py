@@ -26,8 +26,9 @@ import torch
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import Dataset, TensorDataset
 
-from sgpu.data import DataLoader, streams
+from sgpu.data import DataLoader
 from sgpu.data.ordering.draws import Draws
+from sgpu.data.positions import streams
 from tests.benchmarks.cpu import CpuClock
 
 BATCH = 32

@@ -18,7 +18,8 @@ import pytest
 
 import sgpu.data.caching.reading
 from sgpu.contract.errors import DataError, FetchError, ListingChangedError, VolumeError
-from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles, child
+from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
+from sgpu.data.fetching import child
 from sgpu.data.volumes import url as url_volumes
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.url import UrlVolume
