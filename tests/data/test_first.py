@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from sgpu.data import DataLoader, VolumeDataset, ahead, first
+from sgpu.data import DataLoader, VolumeDataset
+from sgpu.data.fetching import ahead, first
 from sgpu.data.fetching.first import FirstFiles
 from sgpu.data.source import Source, SourceOptions
 from sgpu.data.volumes.entry import Entry
