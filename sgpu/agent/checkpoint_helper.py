@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 
-from sgpu.agent import kernel_view
+from sgpu.agent.judging import kernel_view
 from sgpu.checkpoint.helper.asking import answers
 from sgpu.contract.events import emit
 from sgpu.contract.process import this_process

@@ -8,16 +8,16 @@ from contextlib import ExitStack
 
 from sgpu import settings
 from sgpu.agent.checkpoint_helper import CheckpointHelper
-from sgpu.agent.cluster import ClusterHost
 from sgpu.agent.forwarder import Forwarder
-from sgpu.agent.healthy_host import watched
+from sgpu.agent.hosting.healthy_host import watched
+from sgpu.agent.hosting.zygote_host import ZygoteHost
 from sgpu.agent.network import agent_environment
-from sgpu.agent.nodes import Nodes
+from sgpu.agent.nodes.cluster import ClusterHost
+from sgpu.agent.nodes.connections import Nodes
+from sgpu.agent.nodes.starter import NodeStarter
 from sgpu.agent.notices import Notice
-from sgpu.agent.starter import NodeStarter
-from sgpu.agent.supervisor import Supervisor
+from sgpu.agent.supervising.supervisor import Supervisor
 from sgpu.agent.workers import WorkerHost
-from sgpu.agent.zygote_host import ZygoteHost
 from sgpu.contract import process
 from sgpu.contract.clock import SystemClock
 from sgpu.contract.exits import exit_code

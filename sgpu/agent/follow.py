@@ -7,14 +7,14 @@ from contextlib import ExitStack
 
 from sgpu import settings
 from sgpu.agent.checkpoint_helper import CheckpointHelper
-from sgpu.agent.cluster import JOIN_SECONDS
 from sgpu.agent.control import CHECKPOINT_SECONDS, open_page
-from sgpu.agent.follower import Follower, Place, find_controller
-from sgpu.agent.healthy_host import watched
-from sgpu.agent.link import LinkLostError
+from sgpu.agent.hosting.healthy_host import watched
+from sgpu.agent.hosting.zygote_host import ZygoteHost
 from sgpu.agent.network import agent_environment
+from sgpu.agent.nodes.cluster import JOIN_SECONDS
+from sgpu.agent.nodes.follower import Follower, Place, find_controller
+from sgpu.agent.nodes.link import LinkLostError
 from sgpu.agent.notices import Notice
-from sgpu.agent.zygote_host import ZygoteHost
 from sgpu.contract import process
 from sgpu.contract.clock import SystemClock
 from sgpu.contract.events import emit

@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from sgpu.agent.failure import Failure, Kind
-from sgpu.agent.limits import Limits, StepTimes
-from sgpu.agent.policy import Decision, Past, decide
-from sgpu.agent.watchdog import silent
+from sgpu.agent.judging.failure import Failure, Kind
+from sgpu.agent.judging.limits import Limits, StepTimes
+from sgpu.agent.judging.policy import Decision, Past, decide
+from sgpu.agent.judging.watchdog import silent
 from sgpu.contract.beat import Beat, Category, Section, WorkerState
 from sgpu.contract.policies import RestartPolicy
 

@@ -9,27 +9,27 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sgpu.widgets.checkpoint_browser import CheckpointBrowser
-    from sgpu.widgets.feed import Feed
-    from sgpu.widgets.planner import GoodputPlanner
-    from sgpu.widgets.planner_model import PlannerState, PlannerView
-    from sgpu.widgets.run_view import RunView
-    from sgpu.widgets.snapshot import Snapshot
-    from sgpu.widgets.text import TextView, render
-    from sgpu.widgets.view import View, show
+    from sgpu.widgets.checkpoints.browser import CheckpointBrowser
+    from sgpu.widgets.planning.model import PlannerState, PlannerView
+    from sgpu.widgets.planning.planner import GoodputPlanner
+    from sgpu.widgets.reading.feed import Feed
+    from sgpu.widgets.reading.snapshot import Snapshot
+    from sgpu.widgets.showing.run_view import RunView
+    from sgpu.widgets.showing.text import TextView, render
+    from sgpu.widgets.showing.view import View, show
 
 _HOME = {
-    "CheckpointBrowser": "checkpoint_browser",
-    "Feed": "feed",
-    "GoodputPlanner": "planner",
-    "PlannerState": "planner_model",
-    "PlannerView": "planner_model",
-    "RunView": "run_view",
-    "Snapshot": "snapshot",
-    "TextView": "text",
-    "View": "view",
-    "render": "text",
-    "show": "view",
+    "CheckpointBrowser": "checkpoints.browser",
+    "Feed": "reading.feed",
+    "GoodputPlanner": "planning.planner",
+    "PlannerState": "planning.model",
+    "PlannerView": "planning.model",
+    "RunView": "showing.run_view",
+    "Snapshot": "reading.snapshot",
+    "TextView": "showing.text",
+    "View": "showing.view",
+    "render": "showing.text",
+    "show": "showing.view",
 }
 
 __all__ = [

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from sgpu.widgets.view import in_notebook
+from sgpu.widgets.showing.view import in_notebook
 
 Bundle = dict[str, str]
 

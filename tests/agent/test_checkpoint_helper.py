@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from sgpu.agent import checkpoint_helper, kernel_view
+from sgpu.agent import checkpoint_helper
 from sgpu.agent.checkpoint_helper import CheckpointHelper
+from sgpu.agent.judging import kernel_view
 from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.records import read_all
 from sgpu.contract.rundir import RunDir

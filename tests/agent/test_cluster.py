@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from sgpu.agent.cluster import ClusterHost
 from sgpu.agent.control import open_page
-from sgpu.agent.follower import Follower, Place, find_controller
-from sgpu.agent.link import LinkLostError
-from sgpu.agent.nodes import Nodes, read_controller
+from sgpu.agent.nodes.cluster import ClusterHost
+from sgpu.agent.nodes.connections import Nodes, read_controller
+from sgpu.agent.nodes.follower import Follower, Place, find_controller
+from sgpu.agent.nodes.link import LinkLostError
 from sgpu.agent.notices import Notice
 from sgpu.agent.workers import Exit, NodeLostError, NodeUnfitError, ZygoteLostError
 from sgpu.contract.heartbeat import Category, Page, Request, WorkerState

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from sgpu.agent.failure import Failure, from_exit, from_outcome, root_cause
+from sgpu.agent.judging.failure import Failure, from_exit, from_outcome, root_cause
 from sgpu.contract.outcome import Outcome
 
 

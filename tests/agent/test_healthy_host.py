@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from sgpu.agent.fitness import Fitness, decide
-from sgpu.agent.healthy_host import Examiner, HealthyHost
-from sgpu.agent.supervisor import Supervisor
+from sgpu.agent.hosting.fitness import Fitness, decide
+from sgpu.agent.hosting.healthy_host import Examiner, HealthyHost
+from sgpu.agent.supervising.supervisor import Supervisor
 from sgpu.agent.workers import LocalHost, NodeUnfitError
 from sgpu.contract.heartbeat import Page, Request
 from sgpu.contract.policies import RestartPolicy
@@ -234,7 +234,7 @@ def test_a_run_that_may_goes_on_without_a_bad_gpu_and_takes_it_back(
     node.in_process = in_process
 
     def both_are_fit(_host: ScriptedHost) -> list[Any]:
-        monkeypatch.setattr("sgpu.agent.healthy_host._EVERY_SECONDS", 0.0)
+        monkeypatch.setattr("sgpu.agent.hosting.healthy_host._EVERY_SECONDS", 0.0)
         return []
 
     def stops(host: ScriptedHost) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sgpu.agent.supervisor import Supervisor
+from sgpu.agent.supervising.supervisor import Supervisor
 from sgpu.agent.workers import NodeLostError
 from sgpu.contract.events import emit
 from sgpu.contract.heartbeat import Page, WorkerState

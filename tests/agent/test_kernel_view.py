@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sgpu.agent import kernel_view
-from sgpu.agent.kernel_view import KernelView, look, parse
-from sgpu.agent.stacks import Evidence
+from sgpu.agent.judging import kernel_view
+from sgpu.agent.judging.kernel_view import KernelView, look, parse
+from sgpu.agent.judging.stacks import Evidence
 
 
 @pytest.fixture

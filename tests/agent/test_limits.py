@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from sgpu.agent.failure import Failure
-from sgpu.agent.hangs import Hangs
-from sgpu.agent.limits import UNLEARNED_SECONDS, Learner, Limits, StepTimes
+from sgpu.agent.judging.failure import Failure
+from sgpu.agent.judging.hangs import Hangs
+from sgpu.agent.judging.limits import UNLEARNED_SECONDS, Learner, Limits, StepTimes
 from sgpu.contract.beat import Section
 from sgpu.contract.heartbeat import Page, Slot
 from sgpu.contract.policies import RestartPolicy

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sgpu.agent import wire
-from sgpu.agent.link import Joined, Lines, Link, LinkLostError, Visitor
-from sgpu.agent.wire import Signer, WireError
+from sgpu.agent.nodes import wire
+from sgpu.agent.nodes.link import Joined, Lines, Link, LinkLostError, Visitor
+from sgpu.agent.nodes.wire import Signer, WireError
 from sgpu.testing.clock import FakeClock
 
 _TOKEN = "secret"

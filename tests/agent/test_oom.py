@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sgpu.agent.oom import AnyOf, CgroupCounter, KernelLog
+from sgpu.agent.hosting.oom import AnyOf, CgroupCounter, KernelLog
 
 _MEMORY = pathlib.Path("/sys/fs/cgroup/memory")
 

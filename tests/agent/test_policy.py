@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from sgpu.agent.failure import Failure
-from sgpu.agent.policy import Decision, History, Past, decide
+from sgpu.agent.judging.failure import Failure
+from sgpu.agent.judging.policy import Decision, History, Past, decide
 from sgpu.contract.policies import RestartPolicy
 
 

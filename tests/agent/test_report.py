@@ -6,7 +6,7 @@ import pathlib
 
 import pytest
 
-from sgpu.agent.report import Report
+from sgpu.agent.supervising.report import Report
 from sgpu.contract.heartbeat import Page
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import read_status

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from sgpu.agent.kernel_view import KernelView
-from sgpu.agent.stacks import Evidence, deed, lock_held, to_blame
+from sgpu.agent.judging.kernel_view import KernelView
+from sgpu.agent.judging.stacks import Evidence, deed, lock_held, to_blame
 
 _SLEEPS = """Thread 0x00007f01 (most recent call first):
   File "/lib/python3.11/site-packages/torch/distributed/elastic/x.py", line 1 in watch

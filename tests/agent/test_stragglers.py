@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sgpu.agent.stragglers import Pace, Slow, Stragglers, slow_ranks
+from sgpu.agent.judging.stragglers import Pace, Slow, Stragglers, slow_ranks
 from sgpu.contract.heartbeat import Beat, Category, Section, WorkerState
 
 _STEP_SECONDS = 0.2

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from sgpu.agent.limits import Limits
-from sgpu.agent.watchdog import silent
+from sgpu.agent.judging.limits import Limits
+from sgpu.agent.judging.watchdog import silent
 from sgpu.contract.heartbeat import Beat, Category, Section, WorkerState
 
 _NOW = 10_000

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from sgpu.agent.hosting.zygote_host import ZygoteHost
 from sgpu.agent.workers import Exit, WorkerHost, ZygoteLostError
-from sgpu.agent.zygote_host import ZygoteHost
 from sgpu.contract import payload, process
 from sgpu.contract.heartbeat import Page
 from sgpu.contract.outcome import read_outcome

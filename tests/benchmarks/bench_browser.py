@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sgpu.widgets.checkpoint_desk import Desk
-from sgpu.widgets.checkpoint_place import find_place
-from sgpu.widgets.checkpoint_rows import Shelf
-from sgpu.widgets.planner import GoodputPlanner
-from sgpu.widgets.planner_model import PlannerState
-from sgpu.widgets.planner_widget import message
+from sgpu.widgets.checkpoints.desk import Desk
+from sgpu.widgets.checkpoints.place import find_place
+from sgpu.widgets.checkpoints.rows import Shelf
+from sgpu.widgets.planning.model import PlannerState
+from sgpu.widgets.planning.planner import GoodputPlanner
+from sgpu.widgets.planning.widget import message
 from tests.benchmarks.table import show
 
 _SHELVES = pathlib.Path(__file__).parent.parent / "widgets" / "shelves.py"

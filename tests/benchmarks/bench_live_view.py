@@ -31,8 +31,8 @@ from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import Status
 from sgpu.run import Run
-from sgpu.widgets.feed import Feed
-from sgpu.widgets.snapshot import Snapshot
+from sgpu.widgets.reading.feed import Feed
+from sgpu.widgets.reading.snapshot import Snapshot
 from tests.benchmarks.table import show
 
 METRICS = 10

@@ -25,7 +25,7 @@ from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.cli import app
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, UnsafeCheckpointError
 from sgpu.testing import hostile
-from sgpu.widgets.checkpoint_browser import CheckpointBrowser
+from sgpu.widgets.checkpoints.browser import CheckpointBrowser
 
 MARKER = f"/tmp/sgpu-test-hostile-{os.getpid()}"
 PICKLES = {**hostile.runs_code(MARKER), **hostile.fills_memory()}

@@ -14,7 +14,7 @@ from sgpu.cli.checkpoints import place
 from sgpu.contract.errors import InputError
 from sgpu.contract.places import check_place
 from sgpu.data import VolumeDataset
-from sgpu.widgets.checkpoint_place import find_place
+from sgpu.widgets.checkpoints.place import find_place
 
 
 @pytest.mark.parametrize(

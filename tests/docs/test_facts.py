@@ -8,9 +8,9 @@ import re
 from dataclasses import replace
 
 from sgpu import settings
-from sgpu.agent.failure import Failure
-from sgpu.agent.limits import StepTimes
-from sgpu.agent.policy import Past, decide
+from sgpu.agent.judging.failure import Failure
+from sgpu.agent.judging.limits import StepTimes
+from sgpu.agent.judging.policy import Past, decide
 from sgpu.contract import errors, events, rundir
 from sgpu.contract.policies import RestartPolicy
 from sgpu.contract.rundir import RunDir

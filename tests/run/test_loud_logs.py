@@ -10,8 +10,8 @@ import pytest
 
 from sgpu import distributed
 from sgpu.contract.rundir import RunDir
-from sgpu.widgets.feed import Feed
-from sgpu.widgets.messages import Messages
+from sgpu.widgets.reading.feed import Feed
+from sgpu.widgets.showing.messages import Messages
 
 pytestmark = pytest.mark.slow
 

@@ -17,8 +17,8 @@ from sgpu.contract.process import this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import RunSpec, Tracking
 from sgpu.contract.status import Status
-from sgpu.widgets.checkpoint_place import find_place
-from sgpu.widgets.checkpoint_rows import Shelf
+from sgpu.widgets.checkpoints.place import find_place
+from sgpu.widgets.checkpoints.rows import Shelf
 
 HERE = pathlib.Path(__file__).parent
 

@@ -11,10 +11,9 @@ import pytest
 from sgpu import resuming
 from sgpu.checkpoint import Catalog
 from sgpu.contract.errors import CheckpointCorruptError, CheckpointError, CheckpointNotFoundError, InputError
-from sgpu.widgets import checkpoint_actions
-from sgpu.widgets import checkpoint_detail as detail
-from sgpu.widgets.checkpoint_place import find_place
-from sgpu.widgets.checkpoint_rows import Shelf
+from sgpu.widgets.checkpoints import actions, detail
+from sgpu.widgets.checkpoints.place import find_place
+from sgpu.widgets.checkpoints.rows import Shelf
 
 OpenedShelf = Callable[[Any], Shelf]
 
@@ -22,11 +21,11 @@ OpenedShelf = Callable[[Any], Shelf]
 def test_the_last_valid_one_is_not_deleted(root: pathlib.Path, opened_shelf: OpenedShelf) -> None:
     shelf = opened_shelf(root)
     for step in (50, 40, 30, 20):
-        assert checkpoint_actions.delete(shelf, step) == f"step {step} is deleted (1 folder)"
+        assert actions.delete(shelf, step) == f"step {step} is deleted (1 folder)"
     with pytest.raises(InputError, match="step 10 is the last valid checkpoint; it is not deleted"):
-        checkpoint_actions.delete(shelf, 10)
+        actions.delete(shelf, 10)
     with pytest.raises(CheckpointNotFoundError):
-        checkpoint_actions.delete(shelf, 20)
+        actions.delete(shelf, 20)
     assert sorted(path.name for path in root.iterdir()) == ["step-00000010"]
 
 
@@ -36,20 +35,20 @@ def test_what_a_running_run_was_restored_from_is_not_deleted(run: Any, shelves: 
     run.status("RUNNING")
     shelf = Shelf(find_place(run.dir))
     with pytest.raises(InputError, match="resumed from step 20"):
-        checkpoint_actions.delete(shelf, 20)
+        actions.delete(shelf, 20)
     run.status("FAILED", ended=run.created + 9)
-    assert "deleted" in checkpoint_actions.delete(shelf, 20)
+    assert "deleted" in actions.delete(shelf, 20)
 
 
 def test_verifying_reads_every_byte(root: pathlib.Path, shelves: Any, opened_shelf: OpenedShelf) -> None:
     shelf = opened_shelf(root)
-    assert checkpoint_actions.verify(shelf, 50) == "step 50: every byte is as it was written"
+    assert actions.verify(shelf, 50) == "step 50: every byte is as it was written"
     shard = root / "step-00000050" / shelves.SHARD
     content = bytearray(shard.read_bytes())
     content[70] ^= 4
     shard.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"step 50 is damaged: model\.embed\.weight in __0_0\.distcp"):
-        checkpoint_actions.verify(shelf, 50)
+        actions.verify(shelf, 50)
     assert shelf.rows[0].state == "damaged"
 
 
@@ -59,7 +58,7 @@ def test_how_to_go_on_from_each_step(
     shelves.many(run.dir.checkpoints, 3)
     run.status("FAILED", ended=run.created + 9)
     shelf = opened_shelf(run.dir)
-    newest = checkpoint_actions.newest_whole(shelf)
+    newest = actions.newest_whole(shelf)
     told = {row.step: detail.resumption(shelf.place, row, newest) for row in shelf.rows}
     assert told[30].button == "Resume the run from here"
     assert told[30].code.endswith(f'("{run.dir.id}").resume()')
@@ -69,23 +68,23 @@ def test_how_to_go_on_from_each_step(
     assert detail.resumption(shelf.place, shelf.rows[0], newest).button == "Begin a new run from here"
     asked = []
     monkeypatch.setattr(resuming, "resume", lambda former, status, step: asked.append(step) or former)
-    assert "goes on from step 20" in checkpoint_actions.resume(shelf, 20)
+    assert "goes on from step 20" in actions.resume(shelf, 20)
     assert asked == [20]
 
 
 def test_protection_comes_and_goes_and_says_why(root: pathlib.Path, opened_shelf: OpenedShelf) -> None:
     shelf = opened_shelf(root)
-    assert "step 20 is protected" in checkpoint_actions.protect(shelf, 20, "published")
+    assert "step 20 is protected" in actions.protect(shelf, 20, "published")
     assert next(row.kept for row in shelf.rows if row.step == 20) == ("protected (published)",)
     assert Catalog(root).protected() == {20: "published"}
     with pytest.raises(InputError, match="end the protection first"):
-        checkpoint_actions.delete(shelf, 20)
+        actions.delete(shelf, 20)
     with pytest.raises(CheckpointCorruptError, match="step-00000030"):
-        checkpoint_actions.protect(shelf, 30, "")
-    assert "no longer" in checkpoint_actions.unprotect(shelf, 20)
+        actions.protect(shelf, 30, "")
+    assert "no longer" in actions.unprotect(shelf, 20)
     assert next(row.kept for row in shelf.rows if row.step == 20) == ()
     with pytest.raises(CheckpointNotFoundError, match="step 20 is not protected"):
-        checkpoint_actions.unprotect(shelf, 20)
+        actions.unprotect(shelf, 20)
 
 
 def test_verifying_all_finds_every_damaged_one_and_deletes_none(
@@ -96,9 +95,7 @@ def test_verifying_all_finds_every_damaged_one_and_deletes_none(
     content[70] ^= 4
     shard.write_bytes(content)
     shelf, said = opened_shelf(root), list[str]()
-    assert checkpoint_actions.verify_all(shelf, said.append) == (
-        "2 of 5 checkpoints damaged (step 30, 10); left for a look"
-    )
+    assert actions.verify_all(shelf, said.append) == ("2 of 5 checkpoints damaged (step 30, 10); left for a look")
     assert said[-1] == "reading every byte: 4 of 5 checkpoints …"
     assert {row.step for row in shelf.rows if row.state == "damaged"} == {10, 30}
     assert len(list(root.glob("step-*"))) == 5

@@ -13,10 +13,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from sgpu.checkpoint import Catalog
-from sgpu.widgets.checkpoint_browser import CheckpointBrowser as Browser
-from sgpu.widgets.checkpoint_desk import Desk
-from sgpu.widgets.checkpoint_rows import Shelf
-from sgpu.widgets.checkpoint_widget import CheckpointWidget
+from sgpu.widgets.checkpoints.browser import CheckpointBrowser as Browser
+from sgpu.widgets.checkpoints.desk import Desk
+from sgpu.widgets.checkpoints.rows import Shelf
+from sgpu.widgets.checkpoints.widget import CheckpointWidget
 from sgpu.widgets.errands import BackgroundErrands
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

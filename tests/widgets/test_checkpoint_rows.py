@@ -19,10 +19,11 @@ from sgpu.contract.errors import CheckpointNotFoundError, InputError
 from sgpu.contract.policies import CheckpointPolicy
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import read_spec
-from sgpu.widgets import CheckpointBrowser, checkpoint_actions
-from sgpu.widgets.checkpoint_place import find_place
-from sgpu.widgets.checkpoint_rows import CheckpointRow, Shelf, curves_of, reasons
-from sgpu.widgets.checkpoint_values import look_at
+from sgpu.widgets import CheckpointBrowser
+from sgpu.widgets.checkpoints import actions
+from sgpu.widgets.checkpoints.place import find_place
+from sgpu.widgets.checkpoints.rows import CheckpointRow, Shelf, curves_of, reasons
+from sgpu.widgets.checkpoints.values import look_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 
@@ -132,9 +133,9 @@ def test_protected_ones_are_shown_and_not_deleted(root: pathlib.Path, opened_she
     assert row.protected
     assert "protected (published)" in next(row.kept for row in shelf.rows if row.step == 40)
     with pytest.raises(InputError, match="step 40 is protected"):
-        checkpoint_actions.delete(shelf, 40)
+        actions.delete(shelf, 40)
     Catalog(root).unprotect(40)
-    assert "is deleted" in checkpoint_actions.delete(shelf, 40)
+    assert "is deleted" in actions.delete(shelf, 40)
 
 
 def test_text_and_page_escape_what_a_checkpoint_says(root: pathlib.Path, shelves: Any) -> None:
@@ -151,7 +152,7 @@ def test_browsing_needs_no_ui_and_no_torch(root: pathlib.Path) -> None:
     code = (
         "import sys; from sgpu.widgets import CheckpointBrowser\n"
         f"b = CheckpointBrowser({str(root)!r}, step=40); str(b)\n"
-        "from sgpu.widgets.checkpoint_values import look_at; o = b.shelf.check(40)\n"
+        "from sgpu.widgets.checkpoints.values import look_at; o = b.shelf.check(40)\n"
         "print(look_at(b.shelf.store, o, 'model.embed.weight').norm)\n"
         "print([m for m in ('IPython', 'anywidget', 'ipywidgets', 'mlflow', 'torch') if m in sys.modules])"
     )

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sgpu.contract.errors import CheckpointCorruptError
-from sgpu.widgets import CheckpointBrowser, checkpoint_values
-from sgpu.widgets.checkpoint_rows import Shelf
-from sgpu.widgets.checkpoint_tensors import TensorTree
-from sgpu.widgets.checkpoint_values import look_at
+from sgpu.widgets import CheckpointBrowser
+from sgpu.widgets.checkpoints import values as checkpoint_values
+from sgpu.widgets.checkpoints.rows import Shelf
+from sgpu.widgets.checkpoints.tensors import TensorTree
+from sgpu.widgets.checkpoints.values import look_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

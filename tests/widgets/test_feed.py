@@ -17,10 +17,10 @@ from sgpu.contract.process import ProcessId, process_of, this_process
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import read_spec
 from sgpu.contract.status import NodeStatus
-from sgpu.widgets import html
-from sgpu.widgets.feed import Feed
-from sgpu.widgets.machines import machine_line
-from sgpu.widgets.messages import head_of
+from sgpu.widgets.reading.feed import Feed
+from sgpu.widgets.reading.machines import machine_line
+from sgpu.widgets.showing import html
+from sgpu.widgets.showing.messages import head_of
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sgpu.widgets.logs import KEEP_CHARS, LINE_BYTES, READ_BYTES, LogFollower, Logs
+from sgpu.widgets.reading.logs import KEEP_CHARS, LINE_BYTES, READ_BYTES, LogFollower, Logs
 
 
 def follow(run: Any, rank: int = 0) -> LogFollower:

@@ -16,12 +16,12 @@ from sgpu.contract import atomic
 from sgpu.contract.errors import SgpuError
 from sgpu.metrics import mlflow_reader
 from sgpu.metrics.mlflow_reader import MetricPoint
-from sgpu.widgets import past as past_module
-from sgpu.widgets import preview
-from sgpu.widgets.feed import Feed
-from sgpu.widgets.past import Past
-from sgpu.widgets.series import Buffer
-from sgpu.widgets.spools import Spools
+from sgpu.widgets.reading import past as past_module
+from sgpu.widgets.reading import preview
+from sgpu.widgets.reading.feed import Feed
+from sgpu.widgets.reading.past import Past
+from sgpu.widgets.reading.series import Buffer
+from sgpu.widgets.reading.spools import Spools
 
 CUT = 20_000  # the spool of `cut` begins here
 STEPS = 30_000

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 from sgpu.contract.errors import InputError
 from sgpu.goodput import expected_goodput
-from sgpu.widgets import GoodputPlanner, PlannerState, planner_text
-from sgpu.widgets.planner_knobs import SLIDERS, parse, tell
-from sgpu.widgets.planner_model import LIMITS, PRESETS, changed, plan
-from sgpu.widgets.planner_page import bundle
-from sgpu.widgets.planner_past import measure
-from sgpu.widgets.planner_widget import PlannerWidget, message
+from sgpu.widgets import GoodputPlanner, PlannerState
+from sgpu.widgets.planning import text as planner_text
+from sgpu.widgets.planning.knobs import SLIDERS, parse, tell
+from sgpu.widgets.planning.model import LIMITS, PRESETS, changed, plan
+from sgpu.widgets.planning.page import bundle
+from sgpu.widgets.planning.past import measure
+from sgpu.widgets.planning.widget import PlannerWidget, message
 
 GOOD_DAY, LLAMA = (preset.failures_a_gpu_year for preset in PRESETS)
 LLAMA_GPUS = 16_384

@@ -18,9 +18,9 @@ from sgpu.contract.rundir import RunDir
 from sgpu.contract.status import Status
 from sgpu.run import Run
 from sgpu.widgets.channel import open_channel
-from sgpu.widgets.feed import Feed
-from sgpu.widgets.messages import Messages
-from sgpu.widgets.run_view import RunView
+from sgpu.widgets.reading.feed import Feed
+from sgpu.widgets.showing.messages import Messages
+from sgpu.widgets.showing.run_view import RunView
 
 
 class Browser:

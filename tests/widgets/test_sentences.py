@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sgpu.contract.events import KINDS
 from sgpu.widgets import words
-from sgpu.widgets.sentences import level, sentence
+from sgpu.widgets.reading.sentences import level, sentence
 
 TABLE: list[tuple[str, dict[str, Any], str, str]] = [
     ("run_started", {"world_size": 1}, "info", "started with 1 worker"),

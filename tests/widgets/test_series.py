@@ -8,8 +8,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sgpu.widgets.series import MAX_POINTS, Buffer, thin
-from sgpu.widgets.spools import MAX_SERIES, Spools
+from sgpu.widgets.reading.series import MAX_POINTS, Buffer, thin
+from sgpu.widgets.reading.spools import MAX_SERIES, Spools
 
 finite = st.floats(-1e9, 1e9)
 values = st.lists(finite | st.just(math.nan) | st.just(math.inf), min_size=1, max_size=400)

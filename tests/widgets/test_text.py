@@ -10,9 +10,9 @@ from typing import Any
 
 from sgpu.contract import atomic
 from sgpu.contract.heartbeat import Page
-from sgpu.widgets import html, picture
-from sgpu.widgets.feed import Feed
-from sgpu.widgets.text import TextView, render
+from sgpu.widgets.reading.feed import Feed
+from sgpu.widgets.showing import html, picture
+from sgpu.widgets.showing.text import TextView, render
 
 BAD = "<img src=x onerror=alert(1)>\"'\x1b[2J"
 

@@ -10,11 +10,11 @@ import pytest
 
 from sgpu.contract import atomic, records
 from sgpu.contract.spec import read_spec
-from sgpu.widgets import html
-from sgpu.widgets.feed import Feed
-from sgpu.widgets.messages import Messages, head_of
-from sgpu.widgets.text import render
-from sgpu.widgets.usage import Usages, amount
+from sgpu.widgets.reading.feed import Feed
+from sgpu.widgets.reading.usage import Usages, amount
+from sgpu.widgets.showing import html
+from sgpu.widgets.showing.messages import Messages, head_of
+from sgpu.widgets.showing.text import render
 
 WHOLE = {
     "cpu_percent": 93.4, "memory_bytes": 3.1e9, "memory_total_bytes": 8e9, "disk_bytes": 2e10,

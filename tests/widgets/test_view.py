@@ -18,9 +18,9 @@ import pytest
 from sgpu.contract.errors import SgpuError
 from sgpu.contract.rundir import RunDir
 from sgpu.widgets import show
-from sgpu.widgets.feed import Feed
-from sgpu.widgets.snapshot import Snapshot
-from sgpu.widgets.view import LiveView
+from sgpu.widgets.reading.feed import Feed
+from sgpu.widgets.reading.snapshot import Snapshot
+from sgpu.widgets.showing.view import LiveView
 
 GROWING_RUN = pathlib.Path(__file__).parent / "growing_run.py"
 

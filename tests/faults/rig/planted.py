@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from sgpu.agent.generation import Generation
+from sgpu.agent.supervising.generation import Generation
 from sgpu.checkpoint.engine import Checkpointer
 from sgpu.checkpoint.format import names
 from sgpu.checkpoint.helper import desk, finish

@@ -22,7 +22,7 @@ from sgpu.worker import zygote
 from tests.faults.rig import forking, tracking
 
 MODULES = (
-    *zygote._WARM, "sgpu.agent.control", "sgpu.agent.follow", "sgpu.agent.cluster", "sgpu.checkpoint.helper.desk",
+    *zygote._WARM, "sgpu.agent.control", "sgpu.agent.follow", "sgpu.agent.nodes.cluster", "sgpu.checkpoint.helper.desk",
     "sgpu.checkpoint.helper.helper_writer", "sgpu.checkpoint.helper.finish", "sgpu.checkpoint.helper.guests",
     "sgpu.metrics.forwarding", "sgpu.decorator", "fsspec.implementations.local", "sgpu.data.volumes.url",
     "sgpu.checkpoint.stores.remote", "sgpu.launch.local", "sgpu.checkpoint.looking.catalog",

@@ -1,0 +1,1 @@
+"""What went wrong, and who is to blame: from what was seen."""

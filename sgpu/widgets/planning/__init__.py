@@ -1,0 +1,1 @@
+"""The goodput planner: what failures cost a job, and which knob to turn."""

@@ -1,0 +1,1 @@
+"""A Snapshot as text, as static HTML, as a widget."""
