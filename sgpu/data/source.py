@@ -238,13 +238,14 @@ class Source:
         what = found.text() if found else f"{then['files']} files of {then['bytes']} bytes then"
         raise ListingChangedError(
             f"volume {self.volume.url} is not the one that the state was made with: {what}; {len(self)} files of "
-            f"{self.listing.total_bytes} bytes now. Restore the files, or start a new epoch without this state.",
+            f"{self.listing.total_bytes} bytes now. {_way_back(then)}, or start a new epoch without this state.",
             url=self.volume.url, added=found.added if found else [], removed=found.removed if found else [],
             changed=found.changed if found else [],
         )  # fmt: skip
 
     def listing_state(self) -> dict[str, Any]:
-        return {"id": self.listing.id, "files": len(self), "bytes": self.listing.total_bytes}
+        told = {"id": self.listing.id, "files": len(self), "bytes": self.listing.total_bytes}
+        return {**told, "commit": self.listing.commit} if self.listing.commit else told
 
     def description(self) -> dict[str, Any]:
         """What another process of this node needs to open the same source (plain JSON)."""
@@ -271,6 +272,13 @@ class Source:
         source = cls.__new__(cls)
         source.__setstate__(told, access)
         return source
+
+
+def _way_back(then: dict[str, Any]) -> str:
+    """To the listing of a state."""
+    if "commit" in then:
+        return f"Name its commit in the URL, as @{then['commit']} behind the repository"
+    return "Restore the files"
 
 
 def _short(text: str) -> str:

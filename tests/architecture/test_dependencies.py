@@ -9,7 +9,12 @@ import sys
 
 import pytest
 
-PACKAGE_OF = {"PIL": "pillow", "sklearn": "scikit-learn", "pynvml": "nvidia-ml-py"}
+PACKAGE_OF = {
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "pynvml": "nvidia-ml-py",
+    "huggingface_hub": "huggingface-hub",
+}
 COMES_WITH = {
     "IPython": "ipykernel", "comm": "ipywidgets", "traitlets": "ipywidgets", "requests": "mlflow",
     "sqlalchemy": "mlflow", "safetensors": None,  # told to the user when an export asks for it
@@ -58,4 +63,4 @@ def test_the_core_needs_no_extra(root: pathlib.Path, trees: dict[str, ast.Module
     text = (root / "pyproject.toml").read_text()
     core = text[text.index("dependencies = [") : text.index("[project.optional-dependencies]")].lower()
     missing = {name for name in imported(ours) if f'"{PACKAGE_OF.get(name, name).lower()}' not in core}
-    assert missing - {"safetensors", "obstore"} == set(), "these two are done without where they are not installed"
+    assert missing - {"safetensors", "obstore", "huggingface_hub"} == set(), "these are done without, or loaded already"

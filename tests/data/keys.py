@@ -81,3 +81,11 @@ options: dict[str, Any] = {}
 def of_cloud() -> dict[str, Any]:
     """What a test has put there."""
     return dict(options)
+
+
+HUB_TOKEN = "TESTS_HUB_TOKEN"
+
+
+def of_hub() -> dict[str, Any]:
+    """The token of this moment, as for any process of the node."""
+    return {"token": os.environ[HUB_TOKEN]}

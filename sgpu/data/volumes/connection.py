@@ -10,25 +10,33 @@ from typing import Any, NamedTuple, TypeVar
 
 import fsspec
 
-from sgpu.contract.errors import VolumeError
+from sgpu.contract.errors import DataError, VolumeError
 from sgpu.data.processes.forking import anew_in_forks
 from sgpu.data.volumes.access import access_now, access_of, is_plain
 from sgpu.data.volumes.credentials import is_refused, provider_of
+from sgpu.data.volumes.entry import Entry
+from sgpu.data.volumes.hub import HubRepository, repository_of
 from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of
 from sgpu.data.volumes.stores import answer_of, facts_of, files_below, seen_above
 from sgpu.data.volumes.versions import Answer, Facts
 
 T = TypeVar("T")
-_EXTRAS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs"), "azure": ("abfs", "abfss", "az", "adl")}
+_EXTRAS = {"s3": ("s3", "s3a"), "gcs": ("gs", "gcs"), "azure": ("abfs", "abfss", "az", "adl"), "hf": ("hf",)}
 
 
 class _Opened(NamedTuple):
-    """Attributes: `renewed`: how often the store has refused before; `quick`: asked first for bytes."""
+    """
+    Attributes:
+        renewed: how often the store has refused before.
+        quick: asked first for bytes.
+        hub: where it is a repository, asked instead of the file system.
+    """
 
     filesystem: Any
     root: str
     renewed: int
     quick: QuickS3 | None
+    hub: HubRepository | None
 
 
 class Connection:
@@ -68,20 +76,48 @@ class Connection:
 
     def files(self) -> tuple[str, dict[str, Facts]]:
         """Where the volume is in its store, and what is below by its whole name. Raises as `asked` does."""
-        return self.asked(lambda filesystem, root: (root, files_below(filesystem, root)))
 
-    def facts(self, path: str) -> Facts:
+        def look(opened: _Opened) -> tuple[str, dict[str, Facts]]:
+            if opened.hub is not None:
+                return opened.hub.find()
+            return opened.root, files_below(opened.filesystem, opened.root)
+
+        return self._asked(look)
+
+    def has_folder(self, path: str) -> bool:
+        """Whether there is anything below `path`. Raises as `asked` does."""
+
+        def look(opened: _Opened) -> bool:
+            if opened.hub is not None:
+                return opened.hub.has_folder(path)
+            return bool(opened.filesystem.isdir(f"{opened.root}/{path}"))
+
+        return self._asked(look)
+
+    def facts(self, entry: Entry) -> Facts:
         """What the store tells of a file now. Raises as `asked` does."""
-        return self.asked(lambda filesystem, root: facts_of(filesystem, f"{root}/{path}"))
+
+        def look(opened: _Opened) -> Facts:
+            if opened.hub is not None:
+                return opened.hub.facts(entry.path, entry.commit)
+            return facts_of(opened.filesystem, f"{opened.root}/{entry.path}")
+
+        return self._asked(look)
 
     def seen_above(self) -> tuple[str, list[str]]:
         """See the function of this name."""
-        return self.asked(seen_above)
+        return self._asked(
+            lambda opened: seen_above(opened.filesystem, opened.root) if opened.hub is None else opened.hub.seen_above()
+        )
 
-    def answer(self, path: str, start: int | None, stop: int | None, stall_seconds: float) -> Answer:
+    def answer(self, entry: Entry, start: int | None, stop: int | None, stall_seconds: float) -> Answer:
         """A file of the volume, or `start` to `stop` of it. Raises as `asked` does."""
 
+        path = entry.path
+
         def bring(opened: _Opened) -> Answer:
+            if opened.hub is not None:
+                return opened.hub.answer(path, entry.commit, start, stop, stall_seconds)
             quickly = None if opened.quick is None else opened.quick.ask(path, start, stop)
             filesystem, name = opened.filesystem, f"{opened.root}/{path}"
             if quickly is not None:
@@ -118,7 +154,7 @@ class Connection:
             try:
                 return call(opened)
             except Exception as problem:
-                if not is_refused(problem):
+                if isinstance(problem, DataError) or not is_refused(problem):
                     raise
                 if own:
                     raise PermissionError(
@@ -158,7 +194,7 @@ class Connection:
                 url=self.url,
             ) from problem
         root = root.rstrip("/")
-        return _Opened(filesystem, root, renewed, self._quick_of(filesystem, root))
+        return _Opened(filesystem, root, renewed, self._quick_of(filesystem, root), repository_of(filesystem, root))
 
     def _quick_of(self, filesystem: Any, root: str) -> QuickS3 | None:
         if self._stall_seconds is None or not is_plain(filesystem):

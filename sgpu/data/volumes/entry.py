@@ -20,6 +20,8 @@ class Entry(NamedTuple):
             below a second. 0 where the store tells nothing. It becomes the modification time of the cached copy.
         digest: MD5 of the content where the store tells it, else empty.
         etag: as the store tells it, without quotes; empty where it tells none.
+        commit: of a repository, at which it was listed and is read; the etag is then the SHA-256 of the content, or
+            what git names it by. The same for all of a listing. Empty for what has no commits.
     """
 
     path: str
@@ -27,6 +29,12 @@ class Entry(NamedTuple):
     stamp: int
     digest: bytes = b""
     etag: str = ""
+    commit: str = ""
+
+    @property
+    def version(self) -> tuple[int, int, bytes, str]:
+        """What tells it from other content: another commit may leave it as it is."""
+        return self[1:5]
 
 
 class Volume(Protocol):

@@ -35,6 +35,7 @@ class Listing:
         id: hash of all names, sizes and versions.
         sizes: int64 [files], bytes.
         stamps: int64 [files], see `Entry.stamp`.
+        commit: see `Entry.commit`.
     """
 
     def __init__(self, file: pathlib.Path) -> None:
@@ -47,6 +48,7 @@ class Listing:
         self.id: str = head["id"]
         self.url: str = head["url"]
         self.total_bytes: int = head["total_bytes"]
+        self.commit: str = head.get("commit", "")
         count, at = head["files"], _up(len(_MAGIC) + 8 + head_bytes)
         # as plain arrays: indexing a memmap object costs three times as much
         self._offsets, self.sizes, self.stamps = (
@@ -82,7 +84,7 @@ class Listing:
     def entry(self, number: int) -> Entry:
         digest = b"" if self._digests is None else self._digests[number].tobytes()
         told = digest if any(digest) else b""
-        return Entry(self.path(number), *self.version(number), told, self.etag(number))
+        return Entry(self.path(number), *self.version(number), told, self.etag(number), self.commit)
 
     def etag(self, number: int) -> str:
         """As the store told it; empty where it told none."""
@@ -120,7 +122,7 @@ def _column_bytes(count: int) -> int:
 
 def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> Listing:
     """Stores sorted entries under their id."""
-    paths, told_sizes, told_stamps, told_digests, told_etags = zip(*entries, strict=True)
+    paths, told_sizes, told_stamps, told_digests, told_etags, commits = zip(*entries, strict=True)
     (names, offsets), (etags, etag_offsets) = with_offsets(paths), with_offsets(told_etags)
     sizes, stamps = np.array(told_sizes, np.int64), np.array(told_stamps, np.int64)
     hashed = hashlib.blake2b(digest_size=16)
@@ -132,6 +134,7 @@ def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> L
         head = json.dumps({
             "id": hashed.hexdigest(), "url": url, "files": len(paths), "names_bytes": len(names),
             "total_bytes": int(sizes.sum()), "digests": bool(digests), "etags_bytes": len(etags),
+            "commit": commits[0],
         }).encode()  # fmt: skip
         column = _column_bytes(len(paths))
         parts = [(offsets.tobytes(), column), (sizes.tobytes(), column), (stamps.tobytes(), column)]
@@ -202,8 +205,8 @@ class Difference:
 
 
 def difference(before: Listing, after: Listing) -> Difference:
-    old: dict[str, Any] = {entry.path: entry for entry in before.entries()}
-    new: dict[str, Any] = {entry.path: entry for entry in after.entries()}
+    old: dict[str, Any] = {entry.path: entry.version for entry in before.entries()}
+    new: dict[str, Any] = {entry.path: entry.version for entry in after.entries()}
     return Difference(
         added=sorted(new.keys() - old.keys()),
         removed=sorted(old.keys() - new.keys()),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from crc32c import crc32c
 from sgpu.contract.errors import DataError, VolumeError
 from sgpu.data.volumes.entry import CHUNK_BYTES, Entry, changed
 from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of
-from sgpu.data.volumes.versions import Facts, digest_of, etag_of, is_version, stamp_of
+from sgpu.data.volumes.versions import Facts, digest_of, etag_of, is_version, stamp_of, sum_of
 
 if TYPE_CHECKING:
     from sgpu.data.volumes.connection import Connection
@@ -29,7 +28,7 @@ _TOLD = 5
 
 
 class UrlVolume:
-    """Whatever fsspec reaches: s3://, gs://, abfs://, memory:// (this process and its forks only).
+    """Whatever fsspec reaches: s3://, gs://, abfs://, hf://, memory:// (this process and its forks only).
 
     What comes is of the version that was listed: most stores name it in each reply, the others are asked afterwards.
 
@@ -84,7 +83,8 @@ class UrlVolume:
         for name, facts in files.items():
             path = name[len(root) :].removeprefix("/")
             if path and not path.endswith("/"):
-                entry = Entry(path, int(facts.get("size") or 0), stamp_of(facts), digest_of(facts), etag_of(facts))
+                size, commit = int(facts.get("size") or 0), facts.get("commit", "")
+                entry = Entry(path, size, stamp_of(facts), digest_of(facts), etag_of(facts), commit)
                 unversioned += not (entry.stamp or entry.digest)
                 yield entry
         if unversioned:
@@ -122,7 +122,9 @@ class UrlVolume:
 
     def has_folder(self, path: str) -> bool:
         try:
-            return bool(self._connection.asked(lambda filesystem, root: filesystem.isdir(f"{root}/{path}")))
+            return self._connection.has_folder(path)
+        except VolumeError:
+            raise
         except Exception as problem:
             raise VolumeError(f"volume {self.url} cannot be reached: {problem!r}", url=self.url) from problem
 
@@ -137,7 +139,7 @@ class UrlVolume:
             _pwrite_all(descriptor, body, 0)
             return crc32c(body)
         told = self._copy_in_ranges(entry, descriptor)
-        self._check_bytes(entry, lambda: _md5_of(descriptor), told)
+        self._check_bytes(entry, lambda: _pieces_of(descriptor), told)
         return None
 
     def body(self, entry: Entry) -> bytes:
@@ -145,13 +147,17 @@ class UrlVolume:
         if len(body) != entry.size_bytes:
             self._check(entry)
             raise OSError(f"{entry.path}: {len(body)} of {entry.size_bytes} bytes came")
-        self._check_bytes(entry, lambda: hashlib.md5(body, usedforsecurity=False).digest(), told)
+        self._check_bytes(entry, lambda: [body], told)
         return body
 
-    def _check_bytes(self, entry: Entry, md5: Callable[[], bytes], told: bool) -> None:
+    def _check_bytes(self, entry: Entry, pieces: Callable[[], Iterable[bytes]], told: bool) -> None:
         """Whether what came is what was listed. `told`: the store said so with each part."""
-        if entry.digest:
-            if md5() != entry.digest:
+        expected = sum_of(entry)
+        if expected is not None:
+            hashed, digest = expected
+            for piece in pieces():
+                hashed.update(piece)
+            if hashed.digest() != digest:
                 self._check(entry)
                 raise OSError(f"{entry.path}: the bytes that came have another checksum than the store tells")
         elif not told:
@@ -188,7 +194,7 @@ class UrlVolume:
         answer = None if self._given is None else self._given.ask(entry.path, start, stop)
         try:
             if answer is None:
-                answer = self._connection.answer(entry.path, start, stop, STALL_SECONDS)
+                answer = self._connection.answer(entry, start, stop, STALL_SECONDS)
         except (OSError, DataError):
             raise
         except Exception as problem:
@@ -233,7 +239,7 @@ class UrlVolume:
     def _check(self, entry: Entry) -> None:
         """Raises ListingChangedError: the file is another one now."""
         try:
-            facts = self._connection.facts(entry.path)
+            facts = self._connection.facts(entry)
         except OSError:
             raise
         except Exception as problem:
@@ -249,9 +255,8 @@ def _pwrite_all(descriptor: int, body: bytes, at: int) -> None:
         view, at = view[written:], at + written
 
 
-def _md5_of(descriptor: int) -> bytes:
-    hashed, at = hashlib.md5(usedforsecurity=False), 0
+def _pieces_of(descriptor: int) -> Iterator[bytes]:
+    at = 0
     while piece := os.pread(descriptor, CHUNK_BYTES, at):
-        hashed.update(piece)
+        yield piece
         at += len(piece)
-    return hashed.digest()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import email.utils
+import hashlib
 import zlib
 from typing import Any, NamedTuple
 
 from sgpu.data.volumes.entry import Entry
 
 Facts = dict[str, Any]
-_TAGS = ("ETag", "etag", "blob_id")  # the last is Hugging Face's
+_TAGS = ("ETag", "etag")
 _TIMES = ("LastModified", "mtime", "last_modified", "Last-Modified", "updated", "modified", "created")
 _SECOND = 1_000_000
+_SHA256_DIGITS = 64
 
 
 class Answer(NamedTuple):
@@ -21,6 +23,17 @@ class Answer(NamedTuple):
 
     body: bytes
     facts: Facts | None
+
+
+def sum_of(entry: Entry) -> tuple[Any, bytes] | None:
+    """What hashes a file's bytes, and the result that the listing tells; None where it tells none."""
+    if entry.digest:
+        return hashlib.md5(usedforsecurity=False), entry.digest
+    if not entry.commit:
+        return None
+    if len(entry.etag) == _SHA256_DIGITS:  # in large file storage
+        return hashlib.sha256(), bytes.fromhex(entry.etag)
+    return hashlib.sha1(b"blob %d\0" % entry.size_bytes, usedforsecurity=False), bytes.fromhex(entry.etag)  # git's
 
 
 def is_version(entry: Entry, facts: Facts) -> bool | None:
