@@ -18,10 +18,13 @@ from sgpu.cli import screen
 from sgpu.contract import process
 from sgpu.contract.errors import CheckpointNotFoundError, InputError, SgpuError
 from sgpu.contract.exits import exit_code
+from sgpu.contract.heartbeat import Page, WorkerState
 from sgpu.contract.rundir import RunDir, runs_folder
 from sgpu.endings import why_lost
 from sgpu.run import Run
 
+_AT_WORK = (WorkerState.STARTING, WorkerState.TRAINING)
+_MOST_RANKS = 32
 ID = typer.Argument(help="A run's id, the start or end of it where that is enough, or its folder.")
 
 
@@ -56,7 +59,7 @@ def _row(run: Run, word: str = "") -> tuple[str, ...]:
 
 
 def show(run_id: str = ID) -> None:
-    """Tells where one run stands: its state, its nodes, what ended it, and what to do next."""
+    """Tells where one run stands: its state, its nodes, what each rank does, what ended it, and what to do next."""
     run = Run.open(run_id)
     spec, status = run.spec, run.status
     state, step, workers, restarts, when, took = _row(run, " workers")
@@ -72,9 +75,30 @@ def show(run_id: str = ID) -> None:
             told = f"{ranks.start} to {ranks.stop - 1}" if len(ranks) > 1 else str(ranks.start) if ranks else "spare"
             shown.add_row(str(each.node), "" if status.final else each.state, each.address or "", told)
         screen.console().print(shown)
+    if not status.final:
+        _show_ranks(RunDir(pathlib.Path(run.path)))
     typer.echo(f"folder: {run.path}")
     if status.final and state != "SUCCEEDED":
         typer.echo(f"next: `sgpu logs {run.id}` shows what it printed, `sgpu resume {run.id}` goes on")
+
+
+def _show_ranks(folder: RunDir) -> None:
+    """The process of each rank, for a debugger, and what it is in; of many, those that are longest in it."""
+    try:
+        beats = dict(enumerate(Page(folder.heartbeat).beats()))
+    except (FileNotFoundError, ValueError):  # not yet there; or of another version
+        return
+    longest = sorted(beats, key=lambda rank: beats[rank].section_since_ns)[:_MOST_RANKS]
+    shown = screen.table("rank", "pid", "step", "state", "in", "for", right=("rank", "pid", "step"))
+    for rank in sorted(longest):
+        beat = beats[rank]
+        spent_seconds = max(time.monotonic_ns() - beat.section_since_ns, 0) / 1e9
+        within = beat.section_name or beat.section.name.lower()
+        row = (within, screen.in_time(spent_seconds)) if beat.state in _AT_WORK else ("", "")
+        shown.add_row(str(rank), str(beat.pid or ""), str(beat.step), beat.state.name.lower(), *row)
+    screen.console().print(shown)
+    if len(beats) > len(longest):
+        typer.echo(f"{len(beats) - len(longest)} more ranks, for less long in what they do")
 
 
 def _cause(failure: Mapping[str, Any]) -> str:

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from sgpu.contract import process
 from sgpu.contract.errors import InputError
+from sgpu.contract.heartbeat import Page, Section
 from sgpu.contract.outcome import read_outcome
 from sgpu.contract.status import Status, read_status
 from sgpu.run import Run
@@ -68,6 +70,31 @@ def test_show_tells_nodes_and_cause(sgpu: Any, make_run: Any) -> None:
     assert folder == f"folder: {run.root}"
     assert more.startswith("next: `sgpu logs 20260102-000000-train-bbbbbb`")
     assert more.endswith("`sgpu resume 20260102-000000-train-bbbbbb` goes on")
+
+
+def test_show_tells_the_process_of_each_rank_of_a_live_run_and_what_it_is_in(
+    sgpu: Any, make_run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run("20260102-000000-train-bbbbbb", world=3, state=None)
+    process.this_process().write(run.agent)
+    Status(state="RUNNING", updated=time.time()).write(run)
+    assert sgpu("show", "bbbbbb").stdout.splitlines()[1] == f"folder: {run.root}", "there is no page yet"
+    page = Page.create(run.heartbeat, 3)
+    for rank in range(3):
+        page.slot(rank).start(0, pid=4300 + rank)
+    page.slot(1).enter(Section.USER, name="export")
+    page.slot(2).finish()
+    page.close()
+    _, head, *rows, _ = sgpu("show", "bbbbbb").stdout.splitlines()
+    assert head.split() == ["rank", "pid", "step", "state", "in", "for"]
+    assert [row.split()[:5] for row in rows] == [
+        ["0", "4300", "0", "starting", "init"], ["1", "4301", "0", "starting", "export"],
+        ["2", "4302", "0", "finished"],
+    ]  # fmt: skip
+    monkeypatch.setattr("sgpu.cli.runs._MOST_RANKS", 2)
+    _, _, *rows, more, _ = sgpu("show", "bbbbbb").stdout.splitlines()
+    assert [row.split()[0] for row in rows] == ["0", "2"], "longest in what they do"
+    assert more == "1 more ranks, for less long in what they do"
 
 
 def test_show_of_a_run_whose_supervisor_was_killed_says_where_to_look(sgpu: Any, make_run: Any) -> None:
