@@ -250,8 +250,7 @@ class _Small(_Handler):
         elif kind == "tree":
             self._tree(files, "/".join(asked[1:]), query)
         elif kind == "paths-info":
-            listed = list(_listed(files, ""))
-            self._json([entry for entry in listed if entry["path"] in parse_qs(body)["paths"]])
+            self._json([entry for entry in listed(files, "") if entry["path"] in parse_qs(body)["paths"]])
         else:
             self._file(name, repository, kind, commit, "/".join(asked[1:]))
 
@@ -260,19 +259,19 @@ class _Small(_Handler):
 
     def _tree(self, files: dict[str, bytes], folder: str, query: dict[str, list[str]]) -> None:
         below = f"{folder}/" if folder else ""
-        listed = [entry for entry in _listed(files, below)
-                  if query["recursive"] == ["true"] or "/" not in entry["path"][len(below) :]]  # fmt: skip
-        if not listed:
+        found = [entry for entry in listed(files, below)
+                 if query["recursive"] == ["true"] or "/" not in entry["path"][len(below) :]]  # fmt: skip
+        if not found:
             self.refuse(404, "EntryNotFound", f"{folder} does not exist")
             return
         start = int(base64.b64decode(query["cursor"][0])) if "cursor" in query else 0
         stop, headers = start + self.hub.page, {}
-        if stop < len(listed):
+        if stop < len(found):
             place, _, _ = self.path.partition("?")
             cursor = quote(base64.b64encode(str(stop).encode()))
             again = f"{self.hub.url}{place}?recursive={query['recursive'][0]}&expand=false&cursor={cursor}"
             headers["Link"] = f'<{again}>; rel="next"'
-        self._json(listed[start:stop], **headers)
+        self._json(found[start:stop], **headers)
 
     def _file(self, name: str, repository: Repository, kind: str, commit: str, path: str) -> None:
         body = repository.commits[commit].get(path)
@@ -296,7 +295,7 @@ class _Small(_Handler):
             self.serve(body, **facts)
 
 
-def _listed(files: dict[str, bytes], below: str) -> Iterator[dict[str, Any]]:
+def listed(files: dict[str, bytes], below: str) -> Iterator[dict[str, Any]]:
     """Folders and files below a folder, as a tree tells them."""
     folders = {path[:place] for path in files for place in range(len(path)) if path[place] == "/"}
     for path in sorted({*folders, *files}):

@@ -21,7 +21,7 @@ from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
 from sgpu.data.volumes.hub_place import place_of
 from tests.data import keys
-from tests.data.hub import Fault, Hub, Repository, running_hub
+from tests.data.hub import Fault, Hub, Repository, listed, running_hub
 
 CATS = "hf://datasets/org/cats"
 NAMES = (
@@ -73,9 +73,8 @@ def test_every_name_comes_in_one_request_and_lists_in_one_a_page(private: bool, 
         {f"in it/{name}": body for name, body in wanted.items()}
     )
     files = VolumeFiles(f"{CATS}/in it", pattern="**")
-    folders = sum("/" in name for name in NAMES) + 3
-    assert hub.asked.pop("tree") in (3, 4), f"pages of 10 for {len(NAMES)} files and at most {folders} folders"
-    assert sum(hub.asked.values()) == 2, "what is the commit, asked by us and by the client"
+    pages = -(-len(list(listed(dict(wanted), ""))) // 10)
+    assert hub.asked == {"revision": 1, "tree": pages}, "one for the commit, one a page"
     hub.asked.clear()
     assert contents(files) == wanted
     assert hub.asked["resolve"] == len(NAMES)
@@ -84,6 +83,15 @@ def test_every_name_comes_in_one_request_and_lists_in_one_a_page(private: bool, 
     assert list((tmp_path / "of-hub").rglob("*")) == [], "no second cache"
     entry = next(entry for entry in files.source.listing.entries() if entry.size_bytes == 5_000)
     assert files.source.volume.read(entry, 2, 700) == wanted[entry.path][2:700]
+
+
+def test_a_long_list_is_asked_for_folder_by_folder(hub: Hub) -> None:
+    hub.page = 5
+    wanted = {f"{number % 4}/{number % 3}/{number:03}": b"%d" % number for number in range(240)} | {"top": b"t"}
+    hub.repository("datasets/org/cats").commit({**wanted})
+    listing = VolumeFiles(CATS, pattern="**").source.listing
+    assert {entry.path: entry.size_bytes for entry in listing.entries()} == {k: len(v) for k, v in wanted.items()}
+    assert 53 < hub.asked["tree"] < 53 + 1 + 3 * (1 + 4), "a page or three more for each folder that was divided"
 
 
 @pytest.mark.parametrize(

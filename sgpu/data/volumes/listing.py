@@ -129,7 +129,7 @@ def write_listing(folder: pathlib.Path, url: str, entries: Sequence[Entry]) -> L
     for part in (offsets.tobytes(), sizes.tobytes(), stamps.tobytes(), names, etags):
         hashed.update(part)
     file = folder / f"{hashed.hexdigest()}.listing"
-    if not file.exists():
+    if not file.exists() or Listing(file).commit != commits[0]:  # an old one may be gone soon
         digests = b"".join(digest or bytes(_DIGEST_BYTES) for digest in told_digests) if any(told_digests) else b""
         head = json.dumps({
             "id": hashed.hexdigest(), "url": url, "files": len(paths), "names_bytes": len(names),
