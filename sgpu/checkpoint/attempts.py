@@ -29,7 +29,7 @@ class Attempts:
         told: int | CheckpointError = 0
         if self._first:
             try:
-                told = ownership.claim(store, generation)
+                told = _claimed(store, generation)
             except OSError as error:
                 told = trouble.not_written(error, store)
             except CheckpointError as error:
@@ -68,3 +68,14 @@ class Attempts:
             ownership.note_seen(self._store, self._claimed, ended=True)
         except OSError as error:
             log.warning("%s could not be given back, and stays this process' until it ends: %s", self._store.url, error)
+
+
+def _claimed(store: Store, generation: int) -> int:
+    """As `ownership.claim`; a disk that fails once must not end a run that has not begun."""
+    try:
+        return ownership.claim(store, generation)
+    except OSError as error:
+        if store.local_root is None or not trouble.may_heal(error):  # a remote one has been asked again already
+            raise
+        log.warning("%s failed, and is asked once more: %s", store.url, error)
+    return ownership.claim(store, generation)

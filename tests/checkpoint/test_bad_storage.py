@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,13 +17,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from sgpu.checkpoint import Catalog, Checkpointer, CheckpointPolicy, VolumeWriter
+from sgpu.checkpoint.attempts import Attempts
+from sgpu.checkpoint.format import names
+from sgpu.checkpoint.restoring.ranks import Ranks
 from sgpu.checkpoint.stores.posix import PosixStore
 from sgpu.checkpoint.writing import commit
 from sgpu.contract.errors import (
     CheckpointError,
     CheckpointSaveError,
 )
-from sgpu.testing.stores import FaultyStore
+from sgpu.testing.stores import Fault, FaultyStore
 from tests.checkpoint.small import box, content, save
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -128,6 +132,24 @@ def test_a_file_where_the_root_or_its_parent_should_be(tmp_path: pathlib.Path) -
         with pytest.raises(CheckpointException, match=r"file where a folder should be"):
             dcp.save(box(), storage_writer=VolumeWriter(root))
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize("fault", ["error", "lost"])
+def test_a_disk_that_fails_once_does_not_end_a_run_that_begins(fault: Fault, tmp_path: pathlib.Path) -> None:
+    def attempts(*, forever: bool, remote: bool = False) -> tuple[FaultyStore, Callable[[], Attempts]]:
+        only = frozenset({"create"})
+        store = FaultyStore(PosixStore(tmp_path), fail_at=1, fault=fault, forever=forever, only=only, remote=remote)
+        return store, partial(Attempts, store, Ranks(0, 1, 60.0), 0)
+
+    store, begin = attempts(forever=False)
+    begun = begin()
+    assert store.fired == 1
+    assert names.claim_name(begun.number) in store.names("")
+    for forever, remote, fired in ((True, False, 2), (False, True, 1)):  # a remote one has been asked again already
+        store, begin = attempts(forever=forever, remote=remote)
+        with pytest.raises(CheckpointError, match="cannot be written to"):
+            begin()
+        assert store.fired == fired
 
 
 def test_a_file_with_the_name_of_a_step_is_left_alone(tmp_path: pathlib.Path) -> None:

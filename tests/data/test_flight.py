@@ -95,6 +95,17 @@ def _note(done: list[int], number: int) -> int:
     return 0
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_task_that_raises_against_its_word_ends_its_own_thread_only() -> None:
+    def wrong() -> int:
+        raise RuntimeError("against its word")
+
+    lanes, done = Lanes(Flight(limit=2, least=2, most=2), idle_seconds=600.0), list[int]()
+    lanes.submit([wrong, functools.partial(_note, done, 1)] * 10)
+    assert lanes.drain(60)
+    assert done == [1] * 10
+
+
 def test_threads_that_the_system_refuses_are_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes, did = Lanes(Flight(limit=6, least=6, most=6)), list[bool]()
     start, refused = threading.Thread.start, threading.Event()

@@ -39,7 +39,7 @@ class Trouble:
 
 def of(error: OSError, store: Store, needed_bytes: int | None = None) -> Trouble:
     """What an operation's failure means; `needed_bytes` is what was to be written."""
-    number = error.errno or (errno.EACCES if isinstance(error, PermissionError) else 0)
+    number = _number(error)
     said = str(error) if str(error) else type(error).__name__
     advice = _ADVICE.get(number)
     if advice is None:
@@ -55,6 +55,15 @@ def of(error: OSError, store: Store, needed_bytes: int | None = None) -> Trouble
             facts["free_bytes"] = free
             told.append(f"{free:,} bytes are free at {store.url}")
     return Trouble(text=f"{'; '.join(told)}. {advice}. {_GOES_ON}", facts=facts)
+
+
+def may_heal(error: OSError) -> bool:
+    """Whether to try again may help, without anybody's doing."""
+    return _number(error) not in _ADVICE
+
+
+def _number(error: OSError) -> int:
+    return error.errno or (errno.EACCES if isinstance(error, PermissionError) else 0)
 
 
 def free_bytes(store: Store) -> int | None:

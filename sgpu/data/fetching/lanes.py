@@ -78,7 +78,14 @@ class Lanes:
                     return
                 task = self._tasks.popleft()
                 self._start_one()
-            brought = task()
+            try:
+                brought = task()
+            except BaseException:  # against its word: told by the thread's hook, and not the others' trouble
+                with self._changed:
+                    self._running -= 1
+                    self._start_one()
+                    self._changed.notify_all()
+                raise
 
     def _wait(self) -> None:
         """Called with the lock. Until there is a task, or none has come for a while."""

@@ -188,6 +188,8 @@ def _of_helper(kind: Kind, moment: Moment) -> End:
 
 
 def _of_worker(kind: Kind, moment: Moment) -> End:
+    if moment.name == "half a file fetched" and kind.name == "exception":  # who only reads ahead leaves it to others
+        return End(states=(_GOES_ON, _FAILED_THEN), failures=(0, 1))
     if kind.name == "SIGTERM" and moment.name not in _OUTSIDE_THE_LOOP:
         return End(told="got a signal to stop and goes on")
     if kind.name == "held GIL" and moment.name == "before the result":
