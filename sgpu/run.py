@@ -72,6 +72,7 @@ class Run:
 
         Raises:
             TimeoutError: it has not ended; it goes on.
+            InputError: it is this process' own loop, and there is no limit.
         """
         return standing.wait(self._dir, timeout_seconds, each_turn=each_turn)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from sgpu.contract import process
-from sgpu.contract.errors import RunError
+from sgpu.contract.errors import InputError, RunError
 from sgpu.contract.heartbeat import Page
 from sgpu.contract.rundir import RunDir
 from sgpu.contract.spec import read_spec
@@ -38,8 +38,17 @@ def has_agent(run: RunDir) -> bool:
     return agent is not None and agent.alive()
 
 
+def _is_mine(run: RunDir) -> bool:
+    return process.read_process(run.agent) == process.this_process()
+
+
 def wait(run: RunDir, timeout_seconds: float | None = None, *, each_turn: Callable[[], object] | None = None) -> str:
     """As `Run.wait`."""
+    if timeout_seconds is None and _is_mine(run) and not status_of(run).final:
+        raise InputError(
+            f"run {run.id} is this process' own training loop, which would wait for itself. Finish the loop, or wait with "
+            "timeout_seconds."
+        )
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:
         status = status_of(run)

@@ -34,6 +34,11 @@ TRAIN = """
         model=torch.nn.Linear(1, 1), loader=DataLoader(data, batch_size=2, shuffle=True, seed=1, num_workers=0),
         epochs=2, checkpoint_every=2,
     )
+    if how == "plain":
+        try:
+            sgpu.runs()[0].result()
+        except sgpu.InputError as error:
+            (notes / "told").write_text(str(error))
     with (notes / f"rank{rank}").open("a", buffering=1) as trained:
         for (numbers,) in loop:
             if how == "kill" and loop.step == 5 and rank == 1 and not (notes / "killed").exists():
@@ -70,6 +75,7 @@ def only_run(home: pathlib.Path) -> RunDir:
 def test_a_bare_process_leaves_a_run_like_any_other(script: Script, home: pathlib.Path, tmp_path: pathlib.Path) -> None:
     done = script(TRAIN, str(tmp_path), "plain")
     assert done.returncode == 0, done.stderr
+    assert "would wait for itself" in (tmp_path / "told").read_text()
     run = only_run(home)
     status: Any = read_status(run)
     assert (status.state, status.step, status.total_steps) in {("SUCCEEDED", 24, None), ("SUCCEEDED", 24, 24)}
