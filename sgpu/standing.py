@@ -46,8 +46,8 @@ def wait(run: RunDir, timeout_seconds: float | None = None, *, each_turn: Callab
     """As `Run.wait`."""
     if timeout_seconds is None and _is_mine(run) and not status_of(run).final:
         raise InputError(
-            f"run {run.id} is this process' own training loop, which would wait for itself. Finish the loop, or wait with "
-            "timeout_seconds."
+            f"run {run.id} is this process' own training loop, which would wait for itself. Finish the loop, or "
+            "wait with timeout_seconds."
         )
     deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
     while True:

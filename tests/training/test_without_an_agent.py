@@ -37,7 +37,7 @@ TRAIN = """
     if how == "plain":
         try:
             sgpu.runs()[0].result()
-        except sgpu.InputError as error:
+        except sgpu.SgpuError as error:
             (notes / "told").write_text(str(error))
     with (notes / f"rank{rank}").open("a", buffering=1) as trained:
         for (numbers,) in loop:
