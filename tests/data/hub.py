@@ -27,7 +27,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-Fault = Literal["cut", "flip", "unavailable", "short"]
+Fault = Literal["cut", "flip", "unavailable", "short", "hold"]
 LARGE = (".bin", ".parquet")  # are in LFS
 _PLURALS = {"models": "", "datasets": "datasets/", "spaces": "spaces/"}
 
@@ -69,6 +69,7 @@ class Hub:
         asked: requests by what they ask for.
         tokens: that came, with each request to the hub; "" for none.
         limit: gives the seconds to wait, instead of an answer to a request of this kind.
+        let_go: ends what a fault holds.
         signed: URLs of large files: what is there, and for how many requests.
     """
 
@@ -85,6 +86,7 @@ class Hub:
     limit: Callable[[str], int | None] = lambda _: None
     signed: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    let_go: threading.Event = field(default_factory=threading.Event)
 
     def repository(self, name: str, **more: Any) -> Repository:
         """A new one: "datasets/org/name", or "org/name" for a model."""
@@ -144,6 +146,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "unavailable":
             self.refuse(503, "", "try again")
             return
+        if fault == "hold":
+            self.hub.let_go.wait()
         status, asked = 200, self.headers.get("Range")
         if asked is not None:
             first, last = (int(text) for text in asked.removeprefix("bytes=").split("-"))
@@ -214,7 +218,7 @@ class _Small(_Handler):
             where = f"Access to {name} is restricted"
             self.refuse(403 if token else 401, "GatedRepo", f"{where} and you are not in the authorized list.")
         elif kind == "auth-check":
-            self.answer(200, b"{}")
+            self.answer(200, b"OK")
         else:
             self._serve(name, repository, kind, rest, parse_qs(query))
 
@@ -245,6 +249,8 @@ class _Small(_Handler):
                      "gated": "auto" if repository.gated else False, "tags": [], "downloads": 0, "likes": 0,
                      "siblings": [{"rfilename": path} for path in files]}  # fmt: skip
             wanted = query.get("expand")
+            if wanted is not None:  # of which revision that is nobody says
+                facts["sha"] = repository.branches["main"]
             found = facts if wanted is None else {key: facts[key] for key in ("id", *wanted)}
             self._json(found)
         elif kind == "tree":
@@ -325,4 +331,5 @@ def running_hub() -> Iterator[Hub]:
             stack.callback(thread.join)
             stack.callback(server.shutdown)
             setattr(hub, "url" if kind is _Small else "files_url", f"http://127.0.0.1:{server.server_port}")
+        stack.callback(hub.let_go.set)
         yield hub

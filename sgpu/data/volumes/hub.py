@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from sgpu.data.volumes.hub_client import HubClient, NoRevision
-from sgpu.data.volumes.hub_place import Place, place_of
+from sgpu.data.volumes.hub_place import DEFAULT_REVISION, Place, place_of
 from sgpu.data.volumes.hub_tree import names, tree
 from sgpu.data.volumes.versions import Answer, Facts
 
 T = TypeVar("T")
 _KEPT_LOCATIONS = 256
 _CAN_BE_GATED = ("model", "dataset")
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 def repository_of(filesystem: Any, root: str) -> HubRepository | None:
@@ -54,11 +56,14 @@ class HubRepository:
 
     def find(self) -> tuple[str, dict[str, Facts]]:
         """Where the volume is at the commit that its revision names now, and the files below by their whole names."""
-        place, wanted = self.place, ["sha", "gated"] if self.place.kind in _CAN_BE_GATED else ["sha"]
-        about, _ = self._client.page("revision", place.revision, expand=wanted)
+        place, is_commit = self.place, _COMMIT.fullmatch(self.place.revision) is not None
+        wanted = ["sha", "gated"] if place.kind in _CAN_BE_GATED else ["sha"]
+        # without it all files are named, too; but of other revisions nobody says that what is picked is theirs
+        picked = {"expand": wanted} if is_commit or place.revision == DEFAULT_REVISION else {}
+        about, _ = self._client.page("revision", place.revision, **picked)
         if about.get("gated"):  # its list is open to all, its files are not
-            self._client.page("auth-check")
-        commit: str = about["sha"]
+            self._client.check_access()
+        commit: str = place.revision if is_commit else about["sha"]
         root, above = place.root(commit), len(place.path(""))
         found = tree(self._client, commit, place.folder)
         return root, {f"{root}/{info['path'][above:]}": _facts(info, commit) for info in found}

@@ -66,9 +66,7 @@ class HubClient:
             parts: of the path; slashes in them are quoted.
             query: for what is asked.
         """
-        place = self.place
-        path = "/".join(quote(part, safe="") for part in parts)
-        return self.page_at(f"{self._endpoint}/api/{place.kind}s/{place.name}/{path}", query)
+        return self.page_at(self._about(*parts), query)
 
     def page_at(self, url: str, query: dict[str, Any] | None = None) -> tuple[Any, str | None]:
         asked = {"params": query} if query else {}
@@ -76,11 +74,14 @@ class HubClient:
         found = self._told(lambda: self._asked("GET", url, headers, _STALL_SECONDS, **asked), _TRIES)
         return _read(found), found.reply.links.get("next", {}).get("url")
 
+    def check_access(self) -> None:
+        """Whether the files of a gated repository may be read."""
+        url = self._about("auth-check")
+        self._told(lambda: self._asked("GET", url, self._headers, _STALL_SECONDS), _TRIES)
+
     def infos(self, path: str, revision: str) -> list[dict[str, Any]]:
         """Of a file or folder in the repository; empty: there is none."""
-        place = self.place
-        url = f"{self._endpoint}/api/{place.kind}s/{place.name}/paths-info/{quote(revision, safe='')}"
-        data = {"paths": [path], "expand": "false"}
+        url, data = self._about("paths-info", revision), {"paths": [path], "expand": "false"}
         found = self._told(lambda: self._asked("POST", url, self._headers, _STALL_SECONDS, data=data), _TRIES)
         infos: list[dict[str, Any]] = _read(found)
         return infos
@@ -100,6 +101,10 @@ class HubClient:
     def url(self, path: str, revision: str) -> str:
         quoted = quote(path), quote(revision, safe="")
         return f"{self._endpoint}/{self.place.page}/resolve/{quoted[1]}/{quoted[0]}"
+
+    def _about(self, *parts: str) -> str:
+        path = "/".join(quote(part, safe="") for part in parts)
+        return f"{self._endpoint}/api/{self.place.kind}s/{self.place.name}/{path}"
 
     def _asked(self, method: str, url: str, headers: dict[str, str], stall_seconds: float, **more: Any) -> Reply:
         """Refusals of the hub are raised as its package does."""

@@ -16,6 +16,7 @@ T = TypeVar("T")
 _LIMITED, _SERVERS_FAULT = 429, 500
 _BACKOFF_SECONDS = 0.1
 _SECONDS = 10.0  # where it does not say
+_LEAST_SECONDS = 1.0  # it rounds down
 _LONGEST_SECONDS = 310.0  # its windows are of five minutes
 _PATIENCE_SECONDS = 3600.0
 _SPREAD_SECONDS = 0.5  # not all threads at the same moment
@@ -81,4 +82,4 @@ class Limits:
 def _seconds_of(headers: Any) -> float:
     reset = _RESET.search(headers.get("ratelimit", ""))
     told = reset[1] if reset else headers.get("retry-after", "")
-    return min(float(told), _LONGEST_SECONDS) if told.isdigit() else _SECONDS
+    return min(max(float(told), _LEAST_SECONDS), _LONGEST_SECONDS) if told.isdigit() else _SECONDS

@@ -8,6 +8,7 @@ from urllib.parse import quote, unquote
 
 from sgpu.contract.errors import VolumeError
 
+DEFAULT_REVISION = "main"
 _KINDS = {"datasets": "dataset", "models": "model", "spaces": "space", "kernels": "kernel"}
 _WITH_SLASHES = re.compile(r"refs/(?:convert/[\w.-]+|pr/\d+)(?=/|$)")  # the only revisions that need no quoting
 
@@ -52,7 +53,7 @@ def place_of(root: str) -> Place:
     kind, named = (_KINDS[first], rest) if first in _KINDS else ("model", root)
     organisation, _, more = named.partition("/")
     name, _, folder = more.partition("/")
-    revision = "main"
+    revision = DEFAULT_REVISION
     if "@" in name:
         name, _, behind = more.partition("@")
         found = _WITH_SLASHES.match(behind)
