@@ -24,6 +24,7 @@ TRAIN = """
     import torch
     import sgpu
     from sgpu import TrainLoop
+    from sgpu.contract.errors import InputError
     from sgpu.data import DataLoader
 
     notes, how = pathlib.Path(sys.argv[1]), sys.argv[2]
@@ -37,7 +38,7 @@ TRAIN = """
     if how == "plain":
         try:
             sgpu.runs()[0].result()
-        except sgpu.SgpuError as error:
+        except InputError as error:
             (notes / "told").write_text(str(error))
     with (notes / f"rank{rank}").open("a", buffering=1) as trained:
         for (numbers,) in loop:
