@@ -28,7 +28,7 @@ from sgpu.data.processes.forking import objects_frozen
 from sgpu.data.volumes.credentials import Provider, name_of
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.finding import list_volume
-from sgpu.data.volumes.listing import Listing, difference, shared_listing, write_listing
+from sgpu.data.volumes.listing import Listing, difference, shared_listing, way_back, write_listing
 from sgpu.data.volumes.opening import local_root, open_volume
 
 _GATHERING_THREADS = 16
@@ -238,14 +238,13 @@ class Source:
         what = found.text() if found else f"{then['files']} files of {then['bytes']} bytes then"
         raise ListingChangedError(
             f"volume {self.volume.url} is not the one that the state was made with: {what}; {len(self)} files of "
-            f"{self.listing.total_bytes} bytes now. {_way_back(then)}, or start a new epoch without this state.",
+            f"{self.listing.total_bytes} bytes now. {way_back(then)}, or start a new epoch without this state.",
             url=self.volume.url, added=found.added if found else [], removed=found.removed if found else [],
             changed=found.changed if found else [],
         )  # fmt: skip
 
     def listing_state(self) -> dict[str, Any]:
-        told = {"id": self.listing.id, "files": len(self), "bytes": self.listing.total_bytes}
-        return {**told, "commit": self.listing.commit} if self.listing.commit else told
+        return self.listing.state()
 
     def description(self) -> dict[str, Any]:
         """What another process of this node needs to open the same source (plain JSON)."""
@@ -272,13 +271,6 @@ class Source:
         source = cls.__new__(cls)
         source.__setstate__(told, access)
         return source
-
-
-def _way_back(then: dict[str, Any]) -> str:
-    """To the listing of a state."""
-    if "commit" in then:
-        return f"Name its commit in the URL, as @{then['commit']} behind the repository"
-    return "Restore the files"
 
 
 def _short(text: str) -> str:

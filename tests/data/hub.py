@@ -1,9 +1,8 @@
 """A hub of Hugging Face on loopback, as its own client asks it, with the servers behind it that hold large files.
 
 What it answers is what was seen of the true one: the client's source (huggingface_hub 2.4: `hf_api`, `hf_file_system`,
-`utils/_http`, `utils/_pagination`), the hub's OpenAPI and its guide to rate limits
-(huggingface.co/docs/hub/rate-limits), and huggingface/huggingface_hub's issues 4815 (who is redirected where) and 2457
-(what is told of gated repositories).
+`utils/_http`, `utils/_pagination`), the hub's guide to rate limits (huggingface.co/docs/hub/rate-limits), and the
+issues 4815 (who is redirected where) and 2457 (what is told of gated repositories) of huggingface/huggingface_hub.
 
 - A file in git is redirected (307) to a URL that names the commit; in a private or gated repository, and if it is
   empty, it comes at once. A file in LFS is redirected (302) to a signed URL of another origin, which lasts a while; its
@@ -27,35 +26,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from tests.data.hub_repository import LARGE, Repository, etag, listed
+
 Fault = Literal["cut", "flip", "unavailable", "short", "hold"]
-LARGE = (".bin", ".parquet")  # are in LFS
 _PLURALS = {"models": "", "datasets": "datasets/", "spaces": "spaces/"}
-
-
-@dataclass(kw_only=True)
-class Repository:
-    """Of any kind, with all of its commits."""
-
-    private: bool = False
-    gated: bool = False
-    branches: dict[str, str] = field(default_factory=dict)
-    commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
-
-    def commit(self, files: dict[str, bytes | None], branch: str = "main") -> str:
-        """Adds, replaces and (None) removes files. Returns the commit's name."""
-        before = self.commits.get(self.branches.get(branch, ""), {})
-        after = {path: body for path, body in {**before, **files}.items() if body is not None}
-        name = hashlib.sha1(f"{len(self.commits)} {branch} {sorted(after)}".encode()).hexdigest()
-        self.commits[name], self.branches[branch] = after, name
-        return name
-
-    def squash(self) -> str:
-        """Forgets all commits but what is in the newest one, which gets a new name."""
-        files = self.commits[self.branches["main"]]
-        self.commits = {name: {} for name in self.commits}
-        name = self.commit({**files})
-        self.commits = {name: files}
-        return name
 
 
 @dataclass(kw_only=True)
@@ -99,24 +73,6 @@ class Hub:
                 return None
             self.fired.append(self.faults.pop(0))
             return self.fired[-1]
-
-
-def git_id(body: bytes) -> str:
-    return hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
-
-
-def etag(path: str, body: bytes) -> str:
-    """As the hub tells it of a file."""
-    return hashlib.sha256(body).hexdigest() if path.endswith(LARGE) else git_id(body)
-
-
-def told(path: str, body: bytes) -> dict[str, Any]:
-    """A file in a tree."""
-    if not path.endswith(LARGE):
-        return {"type": "file", "oid": git_id(body), "size": len(body), "path": path}
-    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{etag(path, body)}\nsize {len(body)}\n".encode()
-    large = {"oid": etag(path, body), "size": len(body), "pointerSize": len(pointer)}
-    return {"type": "file", "oid": git_id(pointer), "size": len(body), "path": path, "lfs": large, "xetHash": "0" * 64}
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -299,17 +255,6 @@ class _Small(_Handler):
             )
         else:
             self.serve(body, **facts)
-
-
-def listed(files: dict[str, bytes], below: str) -> Iterator[dict[str, Any]]:
-    """Folders and files below a folder, as a tree tells them."""
-    folders = {path[:place] for path in files for place in range(len(path)) if path[place] == "/"}
-    for path in sorted({*folders, *files}):
-        if path.startswith(below):
-            oid = hashlib.sha1(path.encode()).hexdigest()
-            yield (
-                told(path, files[path]) if path in files else {"type": "directory", "oid": oid, "size": 0, "path": path}
-            )
 
 
 class _Server(ThreadingHTTPServer):

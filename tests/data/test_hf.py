@@ -21,7 +21,8 @@ from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
 from sgpu.data.volumes.hub_place import place_of
 from tests.data import keys
-from tests.data.hub import Fault, Hub, Repository, listed, running_hub
+from tests.data.hub import Fault, Hub, running_hub
+from tests.data.hub_repository import Repository, listed
 
 CATS = "hf://datasets/org/cats"
 NAMES = (
@@ -42,8 +43,6 @@ def hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub
         monkeypatch.delenv("HF_TOKEN", raising=False)
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "of-hub" / "token"))
         monkeypatch.setattr(constants, "ENDPOINT", hub.url)  # it is read when the client is loaded
-        template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         HfFileSystem.clear_instance_cache()
         yield hub
         HfFileSystem.clear_instance_cache()

@@ -107,6 +107,18 @@ class Listing:
     def entries(self) -> Iterator[Entry]:
         return map(self.entry, range(len(self)))
 
+    def state(self) -> dict[str, Any]:
+        """By which another run knows whether it has the same."""
+        told = {"id": self.id, "files": len(self), "bytes": self.total_bytes}
+        return {**told, "commit": self.commit} if self.commit else told
+
+
+def way_back(state: dict[str, Any]) -> str:
+    """What to do to get the listing of a state again."""
+    if "commit" in state:
+        return f"Name its commit in the URL, as @{state['commit']} behind the repository"
+    return "Restore the files"
+
 
 def _mapped(file: pathlib.Path, kind: Any, offset: int, shape: tuple[int, ...]) -> Any:
     return np.asarray(np.memmap(file, kind, "r", offset, shape))
