@@ -86,6 +86,8 @@ def plan(
         mtbf_seconds=mtbf, stall_seconds=stall, durable_seconds=durable, detection_seconds=detection,
         restart_seconds=restart,
     )  # fmt: skip
+    if price is not None and not 0 <= price < math.inf:
+        raise InputError(f"--price must be 0 or more; found {price:g}")
     chosen = interval if interval is not None else job.best_interval_seconds()
     share = job.goodput(chosen)
     low, high = failures_band(failures)

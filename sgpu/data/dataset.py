@@ -75,6 +75,8 @@ class VolumeDataset(IterableDataset[Any]):
         self.source = source
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise InputError(f"seed must be a whole number; found {seed!r}")
+        if not isinstance(shuffle, bool | int):  # "False" would be true
+            raise InputError(f"shuffle must be True or False; found {shuffle!r}")
         self.url, self.pattern = source.volume.url, source.options.pattern
         self.shuffle, self.seed = bool(shuffle), seed
         self._shared_epoch = shared_numbers(1)
@@ -83,6 +85,9 @@ class VolumeDataset(IterableDataset[Any]):
         self._stream: tuple[int, int] | None = None
         self._world: tuple[int, int] | None = None
         self._run: Run | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r}, pattern={self.pattern!r}): {len(self.source)} files"
 
     def __len__(self) -> int:
         """Files in the volume, whoever reads them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -93,7 +94,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     ) -> None:
         check_dataset(dataset, shuffle=shuffle)
         _check_in_order(in_order)
-        workers = default_workers() if num_workers is None else num_workers
+        workers = default_workers() if num_workers is None else _whole_workers(num_workers)
         sizes = sizes_of(batch_size, global_batch_size, world=runtime.world_size())
         super().__init__(
             dataset, sizes.batch, shuffle, sampler, batch_sampler, workers, collate_fn, pin_memory, drop_last,
@@ -251,6 +252,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _whole_workers(num_workers: int) -> int:
+    try:
+        return operator.index(num_workers)
+    except TypeError:
+        raise InputError(f"num_workers must be a whole number, 0 or more, or None; found {num_workers!r}") from None
 
 
 def _check_in_order(in_order: bool) -> None:

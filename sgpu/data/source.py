@@ -58,6 +58,8 @@ class SourceOptions:
     def __post_init__(self) -> None:
         if self.paths is not None:
             object.__setattr__(self, "paths", tuple(self.paths))  # JSON has lists only
+        if not isinstance(self.pattern, str):
+            raise InputError(f'pattern must be text, relative to the volume, as "**/*.jpg"; found {self.pattern!r}')
         for name in ("cache_limit_bytes", "min_free_disk_bytes"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):

@@ -161,6 +161,7 @@ class TrainLoop:
         Raises:
             Preempted: it was asked to stop, and has saved.
         """
+        self._stop.listen()
         try:
             yield from self._all_batches()
         except GeneratorExit:  # the body broke out of the loop, or raised: which of both cannot be seen from here

@@ -41,15 +41,21 @@ def forget_requests() -> None:
 
 
 class StopRequest:
-    """Whether this rank was asked to save and stop, and by when.
-
-    SIGTERM and SIGUSR1 set a flag (only where this is the main thread and nobody else handles them).
-    """
+    """Whether this rank was asked to save and stop, and by when."""
 
     def __init__(self, slot: Slot | None) -> None:
         self._slot = slot
         self._signal: int | None = None
         self._told: int | None = None
+        self._closed = False
+
+    def listen(self) -> None:
+        """From now until `close`, SIGTERM and SIGUSR1 set a flag (in the main thread, where nobody else handles them).
+
+        Not sooner than somebody looks at it: a loop that is made and never begun would keep its process from ending.
+        """
+        if self._closed or self in _live:
+            return
         _live.append(self)
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
@@ -84,6 +90,7 @@ class StopRequest:
         return (asked.deadline_ns - time.monotonic_ns()) / 1e9
 
     def close(self) -> None:
+        self._closed = True
         if self in _live:
             _live.remove(self)
         if _live or threading.current_thread() is not threading.main_thread():

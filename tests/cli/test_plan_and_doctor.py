@@ -48,6 +48,7 @@ def test_plan_with_a_price(sgpu: Any) -> None:
         (("--interval", -1), "interval_seconds"),
         (("--stall", -1), "stall_seconds"),
         (("--gpus", 0), "--gpus"),
+        (("--price", "nan"), "--price"),
     ],
 )
 def test_plan_refuses_by_name(sgpu: Any, arguments: tuple[object, ...], named: str) -> None:

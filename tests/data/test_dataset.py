@@ -169,3 +169,23 @@ def test_a_data_set_may_look_at_a_path_before_it_goes_over_all(make_volume: Make
     root = make_volume(10)
     with DataLoader(Peeking(VolumeDataset(root)), 4, num_workers=0) as loader:
         assert [number for batch in loader for number in batch.tolist()] == names(VolumeDataset(root))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [({"pattern": 3}, "pattern must be text"), ({"shuffle": "False"}, "shuffle must be True or False; found 'False'")],
+)
+def test_an_argument_of_another_type_is_refused(make_volume: MakeVolume, arguments: Any, told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        VolumeDataset(make_volume(2), **arguments)
+
+
+@pytest.mark.parametrize("workers", [1.5, "2"])
+def test_a_number_of_workers_that_is_none_is_refused(make_volume: MakeVolume, workers: Any) -> None:
+    with pytest.raises(InputError, match="num_workers must be a whole number, 0 or more, or None; found "):
+        DataLoader(VolumeDataset(make_volume(2)), num_workers=workers)
+
+
+def test_a_volume_shows_what_it_reads(make_volume: MakeVolume) -> None:
+    root = make_volume(3)
+    assert repr(VolumeDataset(root)) == f"VolumeDataset({str(root)!r}, pattern='**/*'): 3 files"

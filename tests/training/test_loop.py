@@ -74,6 +74,17 @@ def test_a_signal_to_one_rank_alone_is_told_and_stops_nothing(root: pathlib.Path
     ]
 
 
+def test_a_loop_takes_signals_while_it_runs_and_no_longer(root: pathlib.Path, supervised: Begin) -> None:
+    supervised()
+    training = Training(root, checkpoint_every=100)
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a loop that nobody begins must not keep its process"
+    for _ in training:
+        assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert list(training.loop) == [], "it is over"
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
 @pytest.mark.parametrize("how", ["break", "raise"])
 def test_leaving_the_loop_inside_a_step_saves_nothing_of_it(how: str, root: pathlib.Path, supervised: Begin) -> None:
     supervised()

@@ -85,13 +85,15 @@ def goodput(beats: list[Beat], until_ns: int, accelerator: str, told: str = "") 
         ranks=len(beats),
         parts=parts,
         sentence=f"{percent(share)} of {workers(len(beats), accelerator)} × {seconds(whole / len(beats))} productive",
-        advice=_advice(parts[1].share, whole / len(beats), max(beat.step for beat in beats), told),
+        advice=_advice(
+            parts[1].share, (whole - totals.get("starting", 0.0)) / len(beats), max(beat.step for beat in beats), told
+        ),
     )
 
 
-def _advice(data_share: float, rank_seconds: float, steps: int, told: str) -> str:
+def _advice(data_share: float, since_start_seconds: float, steps: int, told: str) -> str:
     """Nothing of a run that has hardly begun: its first batches wait for workers to start."""
-    if data_share <= _DATA_IS_THE_BOTTLENECK or rank_seconds < _ENOUGH_SECONDS or steps < _ENOUGH_STEPS:
+    if data_share <= _DATA_IS_THE_BOTTLENECK or since_start_seconds < _ENOUGH_SECONDS or steps < _ENOUGH_STEPS:
         return ""
     if told:
         return told
