@@ -53,12 +53,12 @@ def _again(run: RunDir, spec: RunSpec, status: Status) -> None:
     if not status.final:
         raise InputError(
             f"run {run.id} is {status.state}; there is nothing to resume. A new run begins at one of its checkpoints "
-            "with resume(step=...)"
+            "with resume(step=...), or `sgpu resume ID --step N`"
         )
     if status.state == "SUCCEEDED":
         raise InputError(
             f"run {run.id} has succeeded; call the function again for another run, or begin one at a checkpoint of "
-            "this with resume(step=...)"
+            "this with resume(step=...), or `sgpu resume ID --step N`"
         )
     for told in (run.cancel, run.status, run.agent, run.controller):
         told.unlink(missing_ok=True)
