@@ -15,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Protocol
 
+_FROZEN_AT_START = 2000  # objects at most: Python 3.12 itself begins with some hundred; with torch there are 100,000
 _PATIENCE_SECONDS = 1.0  # a handler that hangs must not keep workers from starting
 
 _starting = threading.local()
@@ -53,7 +54,7 @@ def objects_frozen() -> Iterator[None]:
     A collection would go over all that torch has made, 0.05 s each time, and what makes many objects causes several. In
     a forked worker one would copy it all: 0.1 s and 40 MB, and when it comes is chance, mostly before the first batch.
     """
-    if gc.get_freeze_count():  # the user's own choice
+    if gc.get_freeze_count() > _FROZEN_AT_START:  # the user's own choice
         yield
         return
     gc.freeze()
