@@ -26,6 +26,7 @@ from sgpu.data.positions.free import Free
 from sgpu.data.positions.free_stream import FreeStream, StreamResume
 from sgpu.data.positions.pipeline import VERSION, Inner, check_dataset, check_kind, require_same
 from sgpu.data.positions.streams import END, Envelope, Field, Kind, tell_epoch, undisturbed, whose
+from sgpu.data.positions.telling import note_file
 
 _ENTRIES = (
     "epoch", "head", "start", "stride", "places", "ended", "next_worker", "seed", "shuffle", "files", "files_at_a_time",
@@ -204,6 +205,10 @@ class BlockStream(FreeStream):
                 try:
                     iterator = iter(self.dataset) if iterator is None else iterator
                     item = next(iterator, END)
+                except Exception as problem:
+                    if run.handed:
+                        note_file(problem, self.volume, numbers[run.handed - 1])
+                    raise
                 finally:
                     self.volume.end_run()  # others may read this volume before the next sample
                 if item is END:

@@ -22,6 +22,7 @@ from sgpu.data.ordering.generators import preserved
 from sgpu.data.ordering.order import mix, mixed_all, order
 from sgpu.data.ordering.position import DealtPlan, Plan, plan_of
 from sgpu.data.ordering.sizes import Batching
+from sgpu.data.positions.telling import note_file, note_sample
 from sgpu.data.source import Source
 from sgpu.data.volumes.opening import hasten
 
@@ -96,7 +97,11 @@ def fetch_items(dataset: Any, numbers: Sequence[Any], seeds: Sequence[int], draw
     items, begin = [], draws.begin
     for number, seed in zip(numbers, seeds, strict=True):
         begin(seed)
-        items.append(dataset[number])
+        try:
+            items.append(dataset[number])
+        except Exception as problem:
+            note_sample(problem, dataset, number)
+            raise
     return items
 
 
@@ -213,6 +218,10 @@ class PlannedStream(IterableDataset[Envelope]):
                 raise _not_one_to_one(
                     self.dataset, len(numbers), f"{len(items)} samples, having read {run.handed} files,"
                 )
+        except Exception as problem:
+            if run.handed:
+                note_file(problem, volume, numbers[run.handed - 1])
+            raise
         finally:
             volume.end_run()
         return items
