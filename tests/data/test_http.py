@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import pathlib
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -57,3 +58,15 @@ def test_every_file_arrives_with_its_size(server: str) -> None:
 def test_a_server_that_tells_no_sizes_is_refused_by_name(server: str) -> None:
     with pytest.raises(VolumeError, match=r"txt in volume http.*its size is not told"):
         VolumeDataset(server)
+
+
+@pytest.mark.parametrize("server", [True], indirect=True)
+def test_a_file_an_empty_page_and_nobody_there_are_told_apart(server: str) -> None:
+    with pytest.raises(VolumeError, match=r"0/2\.txt is a file\. .*name what is above it, and pattern='2\.txt'"):
+        VolumeDataset(f"{server}/0/2.txt")
+    with pytest.raises(VolumeError, match="does not exist or holds nothing"):
+        VolumeDataset(f"{server}/none")
+    with socket.create_server(("127.0.0.1", 0)) as unheard:
+        url = f"http://127.0.0.1:{unheard.getsockname()[1]}"
+    with pytest.raises(VolumeError, match=rf"{url} cannot be reached: .*Check its address"):
+        VolumeDataset(url)

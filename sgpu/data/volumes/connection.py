@@ -17,7 +17,7 @@ from sgpu.data.volumes.credentials import is_refused, provider_of
 from sgpu.data.volumes.entry import Entry
 from sgpu.data.volumes.hub import HubRepository, repository_of
 from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of
-from sgpu.data.volumes.stores import answer_of, facts_of, files_below, seen_above
+from sgpu.data.volumes.stores import answer_of, facts_of, files_below, seen_above, why_nothing
 from sgpu.data.volumes.versions import Answer, Facts
 
 T = TypeVar("T")
@@ -103,6 +103,10 @@ class Connection:
             return facts_of(opened.filesystem, f"{opened.root}/{entry.path}")
 
         return self._asked(look)
+
+    def why_nothing(self) -> str:
+        """See the function of this name. Raises as `asked` does."""
+        return self.asked(why_nothing)
 
     def seen_above(self) -> tuple[str, list[str]]:
         """See the function of this name."""

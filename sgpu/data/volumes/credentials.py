@@ -47,7 +47,10 @@ def provider_of(name: str) -> Provider:
         for part in function.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError, ValueError) as problem:
-        raise InputError(f"credentials={name!r} cannot be imported: {problem}") from problem
+        raise InputError(
+            f"credentials={name!r} cannot be imported: {problem}. Expected a function of a module, or its name, as "
+            "'my_project.keys:fresh'."
+        ) from problem
     provider: Provider = found
     return provider
 

@@ -35,6 +35,26 @@ def facts_of(filesystem: Any, name: str) -> Facts:
     return facts
 
 
+def why_nothing(filesystem: Any, root: str) -> str:
+    """Why there is nothing below `root`, and what to do; empty where the store does not tell."""
+    try:
+        facts = facts_of(filesystem, root)
+    except FileNotFoundError as problem:
+        reason = problem.__cause__  # fsspec's client of HTTP finds nothing where nobody answers
+        return (
+            f"cannot be reached: {reason}. Check its address, and that this machine may connect to it."
+            if isinstance(reason, OSError)
+            else ""
+        )
+    if facts.get("type") != "file" or str(facts.get("mimetype", "")).startswith("text/html"):  # a page without links
+        return ""
+    return f"is a file. Expected a folder or prefix with files: name what is above it, and pattern={_name(root)!r}."
+
+
+def _name(path: str) -> str:
+    return path.rstrip("/").rpartition("/")[2]
+
+
 def seen_above(filesystem: Any, root: str) -> tuple[str, list[str]]:
     """Where nothing is at `root`: the nearest place above it that holds something, and what; ("", []): not known."""
     if not filesystem.async_impl or "://" in root:  # a page of links lists where it likes to
@@ -49,7 +69,7 @@ async def _look_above(filesystem: Any, root: str) -> tuple[str, list[str]]:
         above = above.rpartition("/")[0]
         names = await _tried(filesystem._ls(above, detail=False))
         if isinstance(names, list) and names:
-            return above, [name.rstrip("/").rpartition("/")[2] for name in names]
+            return above, [_name(name) for name in names]
     return "", []
 
 

@@ -71,7 +71,7 @@ class UrlVolume:
         except FileNotFoundError as problem:
             raise self._absent() from problem
         except Exception as problem:  # each store has errors of its own
-            raise VolumeError(f"volume {self.url} cannot be listed: {problem!r}", url=self.url) from problem
+            raise self._unlisted(problem) from problem
         if not found.keys() - {root}:
             raise self._absent()
         files = {name: facts for name, facts in found.items() if facts.get("type", "file") == "file"}
@@ -95,7 +95,17 @@ class UrlVolume:
                 stacklevel=2,
             )
 
+    def _unlisted(self, problem: Exception) -> VolumeError:
+        told = " ".join(str(problem).split())  # some stores answer in pages
+        return VolumeError(f"volume {self.url} cannot be listed: {type(problem).__name__}: {told}", url=self.url)
+
     def _absent(self) -> VolumeError:
+        try:
+            why = self._connection.why_nothing()
+        except Exception as problem:
+            raise self._unlisted(problem) from problem
+        if why:
+            return VolumeError(f"volume {self.url} {why}", url=self.url)
         above, names = self._connection.seen_above()
         some = ", ".join(repr(name) for name in sorted(names)[:_TOLD])
         return VolumeError(
