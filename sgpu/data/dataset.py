@@ -167,6 +167,12 @@ class VolumeDataset(IterableDataset[Any]):
 
     # ---- iteration
 
+    def __getitem__(self, number: Any) -> Any:
+        raise InputError(
+            f"VolumeDataset is gone over, as in `for path in data`; found [{number!r}]. For files by number use "
+            f"sgpu.data.VolumeFiles({self.url!r})."
+        )
+
     def __iter__(self) -> Iterator[Any]:
         return self._of_stream() if self._run is None else self._of_run(self._run)
 

@@ -269,5 +269,9 @@ def _check_in_order(in_order: bool) -> None:
         )
 
 
-def _counts(dataset: Any) -> list[CacheCounts]:
-    return [part.counts() for part in parts_of(dataset) if isinstance(part, Source)]
+def _counts(dataset: Any) -> CacheCounts:
+    found = CacheCounts()
+    for part in parts_of(dataset):
+        if isinstance(part, Source):
+            found = found.plus(part.counts())
+    return found

@@ -123,6 +123,8 @@ def test_files_by_number(make_volume: MakeVolume) -> None:
         files[3]
     with pytest.raises(IndexError):
         files.relative(-1)
+    with pytest.raises(InputError, match=r"found \[2\]\. For files by number use sgpu\.data\.VolumeFiles\('/"):
+        VolumeDataset(make_volume(3))[2]
 
 
 def test_copies_and_pickles_read_the_same_listing(make_volume: MakeVolume) -> None:

@@ -212,6 +212,10 @@ def test_numbers_about_itself(make_volume: MakeVolume) -> None:
     assert first.fetch_seconds_mean == pytest.approx(first.fetch_seconds_total / 3)
     list(loader)
     assert (loader.stats().cache_hits, loader.stats().cache_misses) == (10, 10)
+    later: DataLoader[Any] = DataLoader(loader.dataset, 4, num_workers=0)
+    assert (later.stats().cache_hits, later.stats().downloaded_bytes) == (0, 0)
+    list(later)
+    assert (later.stats().cache_hits, later.stats().cache_misses, later.stats().downloaded_bytes) == (10, 0, 0)
 
 
 def test_two_volumes_in_one_data_set_are_read_again_on_resume(make_volume: MakeVolume) -> None:

@@ -31,7 +31,7 @@ def test_all_files_are_here_once_it_returns(
     assert here(home) == 30
     assert volume.source.counts().downloads == 30
     drawn = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"\[#{20}\] 30 of 30 files, 0\.0 of 0\.0 MB, [\d.]+ MB/s", drawn[-1])
+    assert re.fullmatch(r"\[#{20}\] 30 of 30 files, 3\.0 kB of 3\.0 kB, [\d.]+ \w+/s", drawn[-1])
     assert len(list(volume)) == 30
     assert volume.source.counts().downloads == 30
     volume.prefetch(progress=False)
@@ -103,4 +103,4 @@ def test_what_lives_in_this_process_only_is_brought_by_it() -> None:
 def test_a_bar_is_a_line() -> None:
     made: dict[str, Any] = {"files": 2000, "size_bytes": 200_000_000}
     half = Progress(**made, done=1000, done_bytes=100_000_000, seconds=2.0, failed=3)
-    assert str(half) == "[##########..........] 1,000 of 2,000 files, 100.0 of 200.0 MB, 50.0 MB/s, 3 failed"
+    assert str(half) == "[##########..........] 1,000 of 2,000 files, 100.0 MB of 200.0 MB, 50.0 MB/s, 3 failed"

@@ -18,6 +18,7 @@ from functools import partial
 from typing import IO, Any
 
 import numpy as np
+from rich.filesize import decimal
 
 from sgpu.contract.errors import FetchError
 from sgpu.data.caching.arrivals import Arrivals, Outcome
@@ -60,10 +61,10 @@ class Progress:
     def __str__(self) -> str:
         """One line: share, files, bytes, speed."""
         filled = int(20 * self.done / self.files)
-        speed = self.done_bytes / self.seconds / 1e6 if self.seconds else 0.0
+        speed = int(self.done_bytes / self.seconds) if self.seconds else 0
         line = (
             f"[{'#' * filled}{'.' * (20 - filled)}] {self.done:,} of {self.files:,} files, "
-            f"{self.done_bytes / 1e6:,.1f} of {self.size_bytes / 1e6:,.1f} MB, {speed:,.1f} MB/s"
+            f"{decimal(self.done_bytes)} of {decimal(self.size_bytes)}, {decimal(speed)}/s"
         )
         if self.without_room:
             line += f", no room for {self.without_room:,}"

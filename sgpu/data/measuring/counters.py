@@ -34,6 +34,9 @@ class CacheCounts:
     bypassed: int = 0
     waits: int = 0
 
+    def plus(self, other: CacheCounts, sign: int = 1) -> CacheCounts:
+        return CacheCounts(**{name: getattr(self, name) + sign * getattr(other, name) for name in _FIELDS})
+
 
 class Counters:
     """Adds up over processes and threads; each process writes its own file."""

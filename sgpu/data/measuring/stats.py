@@ -17,7 +17,7 @@ _WINDOW_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderStats:
-    """Counts since the loader was made, on this rank (files: of all processes that fetch for it).
+    """Counts since the loader was made, on this rank (files: of all processes that fetch for its data set).
 
     Attributes:
         batches: handed to the loop.
@@ -41,10 +41,14 @@ class LoaderStats:
 
 
 class Meter:
-    """Adds up what `LoaderStats` and `LoaderReport` tell."""
+    """Adds up what `LoaderStats` and `LoaderReport` tell.
 
-    def __init__(self, counts: Callable[[], list[CacheCounts]]) -> None:
-        self._counts = counts
+    Args:
+        counts: of the caches, also from before this meter; that is left out.
+    """
+
+    def __init__(self, counts: Callable[[], CacheCounts]) -> None:
+        self._all_counts, self._before = counts, counts()
         self._began = self._waited = 0.0  # without what first batches waited
         self._work = Work()
         self._looked: tuple[float, int] = (0.0, 0)
@@ -71,8 +75,11 @@ class Meter:
         self.total_seconds += seconds
         self._recent.append(seconds)
 
+    def _counts(self) -> CacheCounts:
+        return self._all_counts().plus(self._before, -1)
+
     def _downloaded(self) -> int:
-        return sum(count.downloaded_bytes for count in self._counts())
+        return self._counts().downloaded_bytes
 
     def _look(self, now: float) -> None:
         """Another window has passed: was it the best?"""
@@ -92,12 +99,10 @@ class Meter:
     def stats(self) -> LoaderStats:
         counts = self._counts()
         recent = sorted(self._recent)
-        downloads = sum(count.downloads for count in counts)
         return LoaderStats(
             batches=self.batches, samples=self.samples, fetch_seconds_total=self.total_seconds,
             fetch_seconds_mean=self.total_seconds / self.batches if self.batches else 0.0,
             fetch_seconds_p99=recent[min(len(recent) - 1, int(0.99 * len(recent)))] if recent else 0.0,
-            cache_hits=max(0, sum(count.requests for count in counts) - downloads), cache_misses=downloads,
-            downloaded_bytes=sum(count.downloaded_bytes for count in counts),
-            retries=sum(count.retries for count in counts), bypassed=sum(count.bypassed for count in counts),
+            cache_hits=max(0, counts.requests - counts.downloads), cache_misses=counts.downloads,
+            downloaded_bytes=counts.downloaded_bytes, retries=counts.retries, bypassed=counts.bypassed,
         )  # fmt: skip
