@@ -19,7 +19,7 @@ import sgpu.data.caching.reading
 from sgpu.contract.errors import FetchError, InputError, ListingChangedError, VolumeError
 from sgpu.data import DataLoader, TableDataset, VolumeDataset, VolumeFiles
 from sgpu.data.volumes import url as url_volumes
-from sgpu.data.volumes.hub_place import place_of
+from sgpu.data.volumes.hub.place import place_of
 from tests.data import keys
 from tests.data.hub import Fault, Hub, running_hub
 from tests.data.hub_repository import Repository, listed

@@ -24,7 +24,7 @@ _ADVICE: Mapping[int, str] = {
     errno.EFBIG: "A file may not become so large there (see `ulimit -f`): raise the limit, or name another root",
     errno.ENAMETOOLONG: "Name a root with a shorter path",
 }  # fmt: skip
-_GOES_ON = "Earlier checkpoints are untouched: run.resume(), or the same call again, goes on from the newest."
+_GOES_ON = "What was saved earlier is untouched: run.resume(), or the same call again, goes on from the newest of it."
 _NOT_SAVED = " was not saved: "
 _FACTS = ("rank", "unrecoverable", "errno", "needed_bytes", "free_bytes")
 

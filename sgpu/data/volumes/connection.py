@@ -15,7 +15,7 @@ from sgpu.data.processes.forking import anew_in_forks
 from sgpu.data.volumes.access import access_now, access_of, is_plain
 from sgpu.data.volumes.credentials import is_refused, provider_of
 from sgpu.data.volumes.entry import Entry
-from sgpu.data.volumes.hub import HubRepository, repository_of
+from sgpu.data.volumes.hub.repository import HubRepository, repository_of
 from sgpu.data.volumes.quick_s3 import Access, QuickS3, reader_of
 from sgpu.data.volumes.stores import answer_of, facts_of, files_below, seen_above, why_nothing
 from sgpu.data.volumes.versions import Answer, Facts

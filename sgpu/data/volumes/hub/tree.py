@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
-from sgpu.data.volumes.hub_client import HubClient
+from sgpu.data.volumes.hub.client import HubClient
 
 _AT_ONCE = 16
 _PAGES = 2  # of a list that is not given up

@@ -14,9 +14,9 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from sgpu.data.volumes.hub_client import HubClient, NoRevision
-from sgpu.data.volumes.hub_place import DEFAULT_REVISION, Place, place_of
-from sgpu.data.volumes.hub_tree import names, tree
+from sgpu.data.volumes.hub.client import HubClient, NoRevision
+from sgpu.data.volumes.hub.place import DEFAULT_REVISION, Place, place_of
+from sgpu.data.volumes.hub.tree import names, tree
 from sgpu.data.volumes.versions import Answer, Facts
 
 T = TypeVar("T")

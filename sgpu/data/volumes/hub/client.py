@@ -14,8 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from sgpu.contract.errors import VolumeError
-from sgpu.data.volumes.hub_limits import Limits
-from sgpu.data.volumes.hub_place import Place
+from sgpu.data.volumes.hub.limits import Limits
+from sgpu.data.volumes.hub.place import Place
 
 T = TypeVar("T")
 _TRIES = 5  # of what is no file: who reads files tries again

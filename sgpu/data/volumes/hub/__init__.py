@@ -1,0 +1,1 @@
+"""Volumes that are repositories on Hugging Face's hub."""
