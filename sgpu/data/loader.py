@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import operator
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,6 +14,7 @@ import torch.utils.data
 from sgpu import runtime
 from sgpu.contract.errors import DataError, InputError
 from sgpu.data import together
+from sgpu.data.arguments import check_arguments, check_in_order, whole_workers
 from sgpu.data.caching.private import private_root
 from sgpu.data.measuring.counters import CacheCounts
 from sgpu.data.measuring.report import LoaderReport
@@ -93,8 +93,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         stop_together: bool = True,
     ) -> None:
         check_dataset(dataset, shuffle=shuffle)
-        _check_in_order(in_order)
-        workers = default_workers() if num_workers is None else _whole_workers(num_workers)
+        check_in_order(in_order)
+        check_arguments(
+            flags={"shuffle": shuffle, "pin_memory": pin_memory, "persistent_workers": persistent_workers},
+            functions={"collate_fn": collate_fn, "worker_init_fn": worker_init_fn},
+            samplers={"sampler": sampler, "batch_sampler": batch_sampler},
+            generator=generator, prefetch_factor=prefetch_factor, timeout=timeout,
+        )  # fmt: skip
+        workers = default_workers() if num_workers is None else whole_workers(num_workers)
         sizes = sizes_of(batch_size, global_batch_size, world=runtime.world_size())
         super().__init__(
             dataset, sizes.batch, shuffle, sampler, batch_sampler, workers, collate_fn, pin_memory, drop_last,
@@ -252,21 +258,6 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _whole_workers(num_workers: int) -> int:
-    try:
-        return operator.index(num_workers)
-    except TypeError:
-        raise InputError(f"num_workers must be a whole number, 0 or more, or None; found {num_workers!r}") from None
-
-
-def _check_in_order(in_order: bool) -> None:
-    if not in_order:
-        raise InputError(
-            "in_order=False gives batches in an order that cannot be resumed exactly; leave it out, "
-            "or use torch.utils.data.DataLoader"
-        )
 
 
 def _counts(dataset: Any) -> CacheCounts:

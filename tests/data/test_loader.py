@@ -48,6 +48,19 @@ def test_what_torch_refuses_is_refused(arguments: dict[str, Any], told: str) -> 
 
 
 @pytest.mark.parametrize(
+    ("argument", "wrong"),
+    [
+        ("prefetch_factor", 0), ("prefetch_factor", "2"), ("prefetch_factor", 1.5), ("timeout", "x"),
+        ("generator", 3), ("worker_init_fn", 5), ("collate_fn", 5), ("sampler", 5), ("batch_sampler", 5),
+        ("shuffle", "no"), ("pin_memory", "no"), ("persistent_workers", "no"), ("num_workers", 1.5),
+    ],
+)  # fmt: skip
+def test_an_argument_of_a_wrong_kind_is_refused_by_name_when_the_loader_is_made(argument: str, wrong: Any) -> None:
+    with pytest.raises(InputError, match=rf"^{argument} must be .*; found {wrong!r}"):
+        DataLoader(Numbers(3), **{"num_workers": 2, argument: wrong})
+
+
+@pytest.mark.parametrize(
     ("data", "told"),
     [
         ("volume", r"takes a data set; found 'volume'.*VolumeDataset"), (pathlib.Path("volume"), "VolumeDataset"),
