@@ -32,6 +32,7 @@ class Course:
         self._epochs, self._max_steps = epochs, max_steps
         self.accumulate = _accumulate(loader, accumulate)
         self._in_group = 0  # a checkpoint is of whole groups, so that one begins with each start
+        self._is_last = False  # of its epoch the batch in hand, as one that nobody counted has shown
 
     @property
     def done(self) -> bool:
@@ -47,7 +48,7 @@ class Course:
     @property
     def completes_epoch(self) -> bool:
         """Whether the batch in hand is the last of its epoch, as far as that is known."""
-        return self._loader is not None and self._progress.batch + 1 == self.batches()
+        return self._is_last or (self._loader is not None and self._progress.batch + 1 == self.batches())
 
     def batches(self) -> int | None:
         """Of the present epoch; None: nobody knows."""
@@ -56,6 +57,26 @@ class Course:
     def left_without_loader(self) -> range:
         """What a loop without a loader counts."""
         return range(self._progress.step * self.accumulate, (self._max_steps or 0) * self.accumulate)
+
+    def looking_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """The same batches. Where nobody counts them, one is taken ahead in a step that the epoch's end may cut short.
+
+        None is ahead at the end of a step, so that a checkpoint has the position after the batch in hand.
+        """
+        self._is_last = False
+        return batches if self.accumulate == 1 or self.batches() is not None else self._one_ahead(batches)
+
+    def _one_ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
+        nothing = object()
+        batch = next(batches, nothing)
+        while batch is not nothing:
+            in_the_middle = self._in_group + 1 < self.accumulate
+            later = next(batches, nothing) if in_the_middle else nothing
+            self._is_last = in_the_middle and later is nothing
+            yield batch
+            if self._is_last:
+                return
+            batch = later if in_the_middle else next(batches, nothing)
 
     def exhaust(self, batches: Iterator[Any]) -> None:
         """After the last batch: lets the loader end its epoch, and does not believe a wrong length."""
@@ -86,6 +107,7 @@ class Course:
         failpoint("training.epoch")
         self._progress.epoch += 1
         self._progress.batch = self._in_group = 0
+        self._is_last = False
 
     def total_steps(self) -> int | None:
         """Of the whole run, as far as that is known."""

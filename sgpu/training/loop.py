@@ -196,7 +196,7 @@ class TrainLoop:
             self._position.restore_draws()
         else:
             meter.begin_epoch()
-            batches = self._position.iterate()
+            batches = course.looking_ahead(self._position.iterate())
         nothing = object()
         ended = False
         while not ended and not self._done():

@@ -73,6 +73,36 @@ def test_global_batches_in_parts_are_steps(root: pathlib.Path, supervised: Begin
     assert several.step == 2
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["sgpu", "torch"])
+@pytest.mark.parametrize("stop_at", [0, 1, 2, 3])
+def test_a_group_that_the_end_of_an_uncounted_epoch_cuts_short_is_a_step(
+    root: pathlib.Path, supervised: Begin, own: bool, stop_at: int
+) -> None:
+    """22 samples in batches of 4: 6 batches an epoch, that is a step of four and one of the two that are left."""
+
+    class Uncounted(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(22))
+
+    def loop() -> TrainLoop:
+        supervised()
+        made = DataLoader if own else torch.utils.data.DataLoader
+        data: Any = made(Uncounted(), 4, num_workers=0)
+        return TrainLoop(loader=data, epochs=2, accumulate=4, checkpoints=str(root))
+
+    seen, steps = [], []
+    for stops in (True, False):
+        whole = loop()
+        for batch in whole:
+            seen.append((whole.epoch, whole.step, batch.tolist()[0], whole.is_update_step))
+            if stops and (whole.step, whole.is_update_step) == (stop_at, True):
+                whole.stop()
+        steps.append(whole.step)
+    numbers = [(number, number in (12, 20)) for number in range(0, 24, 4)]
+    assert seen == [(e, 2 * e + number // 16, number, due) for e in (0, 1) for number, due in numbers]
+    assert steps == [stop_at + 1, 4]
+
+
 def test_groups_begin_anew_where_the_loop_resumes_with_others(root: pathlib.Path, supervised: Begin) -> None:
     """8 batches: two steps of 3, then one of 2 that the rest gives."""
     supervised()
