@@ -209,11 +209,11 @@ def _entered() -> dict[str, int]:
         return {}
     nesting = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)  # torch 2.6 does not tell
     return {
         "torch.autocast": nesting,
         "torch.inference_mode": int(torch.is_inference_mode_enabled()),
         "a torch function mode": torch._C._len_torch_function_stack(),
         "a torch dispatch mode": torch._C._len_torch_dispatch_stack(),
-        "torch.autograd.graph.saved_tensors_hooks": int(hooks is not None),
+        "torch.autograd.graph.saved_tensors_hooks": int(top is not None and top(True) is not None),
     }

@@ -9,6 +9,7 @@ started threads at import all the same, workers are executed afresh instead of f
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import json
@@ -214,15 +215,14 @@ def _store(port_to: int, address: str) -> None:
     listener.bind((address, 0))
     listener.listen(1024)
     port = listener.getsockname()[1]
-    store = TCPStore(
-        address,
-        port,
-        None,
-        True,
-        timedelta(seconds=60),
-        wait_for_workers=False,
+    hosted = functools.partial(
+        TCPStore, address, port, None, True, timedelta(seconds=60), wait_for_workers=False,
         master_listen_fd=listener.detach(),
-    )
+    )  # fmt: skip
+    try:
+        store = hosted()
+    except NotImplementedError:  # torch 2.6: libuv takes no socket that listens already
+        store = hosted(use_libuv=False)
     os.write(port_to, f"{port}\n".encode())
     os.close(port_to)
     while store is not None:

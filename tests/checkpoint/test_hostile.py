@@ -45,8 +45,8 @@ def nothing_is_run_and_little_memory_taken() -> Iterator[None]:
     yield
     assert not marker.exists()
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < MOST_BYTES
-    assert Metadata.version is None or isinstance(Metadata.version, str)
-    assert Metadata.version != "poisoned"
+    version = getattr(Metadata, "version", None)  # torch 2.6 has none
+    assert version is None or (isinstance(version, str) and version != "poisoned")
 
 
 def test_every_pickle_is_refused_as_a_commit_record() -> None:

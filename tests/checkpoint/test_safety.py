@@ -17,7 +17,7 @@ def test_reading_cannot_alter_classes_of_torch() -> None:
     poison = b"ctorch.distributed.checkpoint.metadata\nMetadata\n}(Vversion\nVpoisoned\nub."
     with pytest.raises(CheckpointCorruptError):
         metadata_pickle.parse(poison, "here")
-    assert Metadata.version is None
+    assert getattr(Metadata, "version", None) is None  # torch 2.6 has none
 
 
 @pytest.mark.parametrize(
