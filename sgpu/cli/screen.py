@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 from sgpu.contract.errors import InputError, SgpuError
 
-_PIPED_COLUMNS = 240  # a pipe has no edge; names must not be cut for it
+_PIPED_COLUMNS = 10_000  # a pipe has no edge; names and paths must not be folded for it
 
 
 class Told(TyperGroup):

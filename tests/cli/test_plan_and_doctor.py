@@ -77,6 +77,13 @@ def test_doctor_tells_versions_places_and_gpus(sgpu: Any, home: Any) -> None:
         assert expected in told.stdout
 
 
+def test_a_pipe_has_no_edge_at_which_a_path_would_be_folded(sgpu: Any, monkeypatch: Any, tmp_path: Any) -> None:
+    home = tmp_path / ("long" * 50) / ("longer" * 30)
+    monkeypatch.setenv("SGPU_HOME", str(home))
+    monkeypatch.setattr(doctor, "_TORCH", "print('2', None, 0, sep='\\n')")
+    assert f"{home}/mlflow.db" in sgpu("doctor").stdout
+
+
 def test_doctor_tells_what_is_bad(sgpu: Any, monkeypatch: Any, tmp_path: Any) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SGPU_HOME", str(tmp_path / "file" / "home"))
