@@ -124,9 +124,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.stops_together = stop_together and self._pipeline.settles  # an epoch ends for all when it ends for one
         self._meter = Meter(functools.partial(_counts, dataset))  # not a method: a loader that is dropped ends at once
         self._pass, self._under_way = 0, False
-        self.left_out = (
-            ""  # what is to be told of the samples that the last pass left out; a TrainLoop makes it an event
-        )
+        # what is to be told of the samples that the last pass left out; a TrainLoop makes it an event
+        self.left_out = ""
 
     def _batching(self, whole: int | None, evaluation: bool) -> Batching:
         chosen = self.batch_size is None and self.batch_sampler is not None  # torch says None: it has sizes of its own
